@@ -1,4 +1,5 @@
-// ClusterSpec: devices, nodes and links. Groups may differ: a heterogeneous cluster is two groups, not another code path.
+// ClusterSpec: devices, nodes and links. Groups may differ: a heterogeneous cluster is two groups, not
+// another code path.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ struct DeviceSpec {
   std::string name;  // "A100-SXM4-80GB"; also the name of its cost profile
   DeviceKind kind = DeviceKind::Gpu;
   Bytes memory = 0;
-  // Peak FLOP/s (dense). 0 = not supported. F32 on a CPU: all vector units of ONE core (a rank computes on one core).
+  // Peak FLOP/s (dense). 0 = not supported. F32 on a CPU: all vector units of ONE core (a rank computes on
+  // one core).
   double peak_fp32 = 0, peak_tf32 = 0, peak_fp16 = 0, peak_bf16 = 0, peak_fp8 = 0;
   double memory_bandwidth = 0;  // B/s
   double pcie_bandwidth = 0;    // B/s per direction to the host; 0 for CPUs
@@ -39,10 +41,11 @@ struct NodeGroup {
   std::int32_t num_nodes = 1;
   std::int32_t devices_per_node = 1;  // = ranks per node
   DeviceSpec device;
-  LinkSpec scale_up;                  // device to device inside a node (NVLink, shared memory)
-  std::int32_t nics_per_node = 0;     // 0: single node only
-  LinkSpec nic;                       // each NIC
-  // CPU nodes: cores shared by all ranks of the node, and their shared memory bandwidth [B/s]. 0 = one per device.
+  LinkSpec scale_up;               // device to device inside a node (NVLink, shared memory)
+  std::int32_t nics_per_node = 0;  // 0: single node only
+  LinkSpec nic;                    // each NIC
+  // CPU nodes: cores shared by all ranks of the node, and their shared memory bandwidth [B/s]. 0 = one per
+  // device.
   double cores_per_node = 0;
   double node_memory_bandwidth = 0;
   bool operator==(const NodeGroup&) const = default;
@@ -57,7 +60,8 @@ struct ClusterSpec {
   std::int32_t numDevices() const;
   std::int32_t numNodes() const;
   bool homogeneous() const { return groups.size() == 1; }
-  // Node index (0-based over all groups) and group of a device; devices are numbered node by node, group by group.
+  // Node index (0-based over all groups) and group of a device; devices are numbered node by node, group by
+  // group.
   std::int32_t nodeOf(std::int32_t device) const;
   const NodeGroup& groupOf(std::int32_t device) const;
 };
@@ -65,14 +69,15 @@ struct ClusterSpec {
 std::vector<Issue> validateCluster(const ClusterSpec& cluster);
 
 struct ClusterPreset {
-  std::string name;         // "dgx-a100-80g"
+  std::string name;  // "dgx-a100-80g"
   std::string description;
-  NodeGroup node;           // num_nodes = 1
+  NodeGroup node;  // num_nodes = 1
 };
 const std::vector<ClusterPreset>& clusterPresets();
 
-// "PRESET:NODES", "local", "local:RANKS", or a cluster file. Throws Error{BadInput} naming the nearest preset.
-// local: `ranks` CPU devices of this machine sharing its cores (sysconf); peaks come from the calibrated profile.
+// "PRESET:NODES", "local", "local:RANKS", or a cluster file. Throws Error{BadInput} naming the nearest
+// preset. local: `ranks` CPU devices of this machine sharing its cores (sysconf); peaks come from the
+// calibrated profile.
 ClusterSpec loadCluster(const std::string& text);
 ClusterSpec localCluster(std::int32_t ranks);
 ClusterSpec clusterFromJson(const std::string& text, const std::string& source);

@@ -23,10 +23,14 @@ Error::Error(ErrorKind kind, const std::string& message, std::string location)
 
 int Error::exitCode() const {
   switch (kind_) {
-    case ErrorKind::BadInput: return 2;
-    case ErrorKind::Infeasible: return 3;
-    case ErrorKind::Runtime: return 1;
-    case ErrorKind::Interrupted: return 130;
+    case ErrorKind::BadInput:
+      return 2;
+    case ErrorKind::Infeasible:
+      return 3;
+    case ErrorKind::Runtime:
+      return 1;
+    case ErrorKind::Interrupted:
+      return 130;
   }
   return 1;
 }

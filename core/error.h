@@ -10,8 +10,9 @@
 
 namespace bmt {
 
-// One problem in something the user gave us: where ("plan.tp"), what ("8 does not divide num_heads 12; nearest legal
-// value: 6"). The text names the two figures that disagree and, when there is one, the nearest legal value.
+// One problem in something the user gave us: where ("plan.tp"), what ("8 does not divide num_heads 12;
+// nearest legal value: 6"). The text names the two figures that disagree and, when there is one, the nearest
+// legal value.
 struct Issue {
   std::string where;
   std::string what;
@@ -49,7 +50,7 @@ void throwIfAny(const std::vector<Issue>& issues, const std::string& what_was_ch
 }  // namespace bmt
 
 // Programmer errors: prints and aborts. `message` is evaluated only on failure.
-#define BMT_CHECK(expression, message)                                              \
-  do {                                                                              \
+#define BMT_CHECK(expression, message)                                               \
+  do {                                                                               \
     if (!(expression)) ::bmt::checkFailed(#expression, __FILE__, __LINE__, message); \
   } while (false)

@@ -1,5 +1,5 @@
-// Names for the integers that identify things. Plain integers where arithmetic is natural (ranks, tasks are indices),
-// documented ranges everywhere.
+// Names for the integers that identify things. Plain integers where arithmetic is natural (ranks, tasks are
+// indices), documented ranges everywhere.
 #pragma once
 
 #include <cstdint>

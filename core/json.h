@@ -1,5 +1,5 @@
-// JSON, for the .cpp files that read or write our documents. The only file that sees the JSON library; including it
-// costs seconds of compile time, so headers never do.
+// JSON, for the .cpp files that read or write our documents. The only file that sees the JSON library;
+// including it costs seconds of compile time, so headers never do.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -16,11 +16,13 @@ Json parseJson(const std::string& text, const std::string& source);
 
 // Reads a whole file; Error{BadInput} when it is missing or unreadable. `.gz` is not unpacked here.
 std::string readFile(const std::string& path);
-// Writes aside and renames, so that a full disk or a kill never leaves half a file. Error{Runtime} on failure.
+// Writes aside and renames, so that a full disk or a kill never leaves half a file. Error{Runtime} on
+// failure.
 void writeFileAtomically(const std::string& path, const std::string& content);
 
 // Field access with errors that say where: "plan.json: field 'tp': expected an integer, got \"x\"".
-std::int64_t jsonInt(const Json& object, const std::string& key, std::int64_t fallback, const std::string& source);
+std::int64_t jsonInt(const Json& object, const std::string& key, std::int64_t fallback,
+                     const std::string& source);
 double jsonNumber(const Json& object, const std::string& key, double fallback, const std::string& source);
 bool jsonBool(const Json& object, const std::string& key, bool fallback, const std::string& source);
 std::string jsonString(const Json& object, const std::string& key, const std::string& fallback,

@@ -1,5 +1,5 @@
-// lower: specs and plan -> one static program per rank. Pure and deterministic; a rank's program does not depend on which
-// other ranks are asked for.
+// lower: specs and plan -> one static program per rank. Pure and deterministic; a rank's program does not
+// depend on which other ranks are asked for.
 #pragma once
 
 #include <vector>
@@ -9,11 +9,12 @@
 
 namespace bmt {
 
-// The inputs must be legal (validatePlan is empty); BMT_CHECK otherwise. Buffers are already placed (planMemory).
+// The inputs must be legal (validatePlan is empty); BMT_CHECK otherwise. Buffers are already placed
+// (planMemory).
 TaskGraph lower(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan, RankSelection selection,
                 Granularity granularity);
 // Only these ranks (ascending); used by a process that executes one rank.
-TaskGraph lower(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan, const std::vector<RankId>& ranks,
-                Granularity granularity);
+TaskGraph lower(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan,
+                const std::vector<RankId>& ranks, Granularity granularity);
 
 }  // namespace bmt

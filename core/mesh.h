@@ -1,6 +1,6 @@
 // Mesh: where a rank sits on the parallel axes, and the communication group of every axis.
-// Groups are named by a packed id (kind, anchor rank) and their members are computed, so that ranks which are lowered
-// separately agree without a shared table.
+// Groups are named by a packed id (kind, anchor rank) and their members are computed, so that ranks which are
+// lowered separately agree without a shared table.
 #pragma once
 
 #include <array>
@@ -32,13 +32,18 @@ inline constexpr int kGroupAnchorBits = 24;  // up to 16.7 M ranks
 constexpr GroupId packGroup(GroupKind kind, RankId anchor) {
   return (static_cast<GroupId>(kind) << kGroupAnchorBits) | anchor;
 }
-constexpr GroupKind groupKind(GroupId id) { return static_cast<GroupKind>(id >> kGroupAnchorBits); }
-constexpr RankId groupAnchor(GroupId id) { return id & ((1 << kGroupAnchorBits) - 1); }
+constexpr GroupKind groupKind(GroupId id) {
+  return static_cast<GroupKind>(id >> kGroupAnchorBits);
+}
+constexpr RankId groupAnchor(GroupId id) {
+  return id & ((1 << kGroupAnchorBits) - 1);
+}
 
 class Mesh {
  public:
   Mesh() = default;
-  // plan.order must be a permutation of tp, cp, pp, dp joined by '-', fastest-varying first (validatePlan checks).
+  // plan.order must be a permutation of tp, cp, pp, dp joined by '-', fastest-varying first (validatePlan
+  // checks).
   explicit Mesh(const Plan& plan);
 
   std::int32_t numRanks() const { return num_ranks_; }
@@ -47,8 +52,8 @@ class Mesh {
 
   // The group of `kind` that `rank` belongs to (for pairs: the one in which `rank` sends).
   GroupId groupOf(GroupKind kind, RankId rank) const;
-  // Members in ascending axis coordinate; a pair lists {sender, receiver}. The position in this list is the member's
-  // index in collectives.
+  // Members in ascending axis coordinate; a pair lists {sender, receiver}. The position in this list is the
+  // member's index in collectives.
   std::vector<RankId> members(GroupId group) const;
   std::int32_t groupSize(GroupKind kind) const;
 

@@ -1,4 +1,5 @@
-// ModelSpec: the algorithm that is trained; knows nothing of ranks. Parameter counts are derived from it in one place.
+// ModelSpec: the algorithm that is trained; knows nothing of ranks. Parameter counts are derived from it in
+// one place.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +25,13 @@ struct ModelSpec {
   std::int64_t d_head = 0;    // usually d_model / heads
   std::int64_t d_ff = 0;      // inner size of the MLP
   std::int64_t vocab = 0;
-  std::int64_t seq_len = 0;   // training sequence length T
+  std::int64_t seq_len = 0;        // training sequence length T
   std::int64_t max_positions = 0;  // rows of the learned position table; 0 when there is none
   NormKind norm = NormKind::LayerNorm;
   ActivationKind activation = ActivationKind::Gelu;
   PositionKind position = PositionKind::Learned;
-  bool gated_mlp = false;       // down(act(gate(x)) * up(x))
-  bool tied_embedding = true;   // output head shares the token embedding
+  bool gated_mlp = false;      // down(act(gate(x)) * up(x))
+  bool tied_embedding = true;  // output head shares the token embedding
   bool qkv_bias = true;
   bool attn_out_bias = true;
   bool mlp_bias = true;
@@ -50,8 +51,8 @@ std::int64_t numLayerParams(const ModelSpec& model);
 std::vector<Issue> validateModel(const ModelSpec& model);
 
 const std::vector<ModelSpec>& modelPresets();
-// A preset name, a Hugging Face config.json, or one of our model files. Throws Error{BadInput}; an unknown name gets the
-// nearest preset suggested.
+// A preset name, a Hugging Face config.json, or one of our model files. Throws Error{BadInput}; an unknown
+// name gets the nearest preset suggested.
 ModelSpec loadModel(const std::string& name_or_path);
 ModelSpec modelFromJson(const std::string& text, const std::string& source);
 std::string modelToJson(const ModelSpec& model);

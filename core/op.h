@@ -1,6 +1,6 @@
-// Op: one kernel call as data. The only place that gives dim[] a meaning and where FLOPs and bytes are counted.
-// Operands are (region, offset) pairs; a task binds each region to a buffer, so one list of ops serves every layer and
-// micro-batch of the same shape.
+// Op: one kernel call as data. The only place that gives dim[] a meaning and where FLOPs and bytes are
+// counted. Operands are (region, offset) pairs; a task binds each region to a buffer, so one list of ops
+// serves every layer and micro-batch of the same shape.
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@
 
 namespace bmt {
 
-// N = tokens (rows), C = d_model, O/I = outputs/inputs of a linear layer, T = sequence length, V = local vocabulary rows.
-// Columns: dim[] meaning | operands in order (outputs first). "?" = optional operand (Region::None when absent).
-// `accumulate`: 0 = parameter gradients are overwritten, 1 = added to.
+// N = tokens (rows), C = d_model, O/I = outputs/inputs of a linear layer, T = sequence length, V = local
+// vocabulary rows. Columns: dim[] meaning | operands in order (outputs first). "?" = optional operand
+// (Region::None when absent). `accumulate`: 0 = parameter gradients are overwritten, 1 = added to.
 enum class OpKind : std::uint8_t {
-  Zero,                  // n                          | out [n]
-  Add,                   // n                          | out [n], a [n], b [n]                 out may alias a or b
+  Zero,  // n                          | out [n]
+  Add,   // n                          | out [n], a [n], b [n]                 out may alias a or b
   EmbeddingForward,      // N, C, row_begin, rows      | out [N,C], tokens i32 [N], table [rows,C]
   EmbeddingBackward,     // N, C, row_begin, rows, acc | dtable [rows,C], tokens i32 [N], dout [N,C]
   PositionForward,       // N, C, T, first             | x [N,C] += table[(first + n) % T], table [T,C]
@@ -27,26 +27,33 @@ enum class OpKind : std::uint8_t {
   LinearBackwardInput,   // N, O, I                    | dx [N,I], dout [N,O], w [O,I]
   LinearBackwardWeight,  // N, O, I, acc               | dw [O,I], dbias? [O], dout [N,O], x [N,I]
   BiasBackward,          // N, C, acc                  | dbias [C], dout [N,C]
-  LayerNormForward,      // N, C          eps          | out [N,C], y? [N,C], mean [N], rstd [N], x [N,C], delta? [N,C],
-                         //                              bias? [C], w [C], b [C];   y = x + delta + bias, out = norm(y)
-  LayerNormBackward,     // N, C, acc                  | dx [N,C], dw [C], db [C], dout [N,C], y [N,C], w [C], mean [N],
-                         //                              rstd [N], dres? [N,C];     dx = dres + ..., dx may alias dres
-  RmsNormForward,        // N, C          eps          | out, y?, rstd, x, delta?, bias?, w
-  RmsNormBackward,       // N, C, acc                  | dx, dw, dout, y, w, rstd, dres?
-  ResidualAdd,           // N, C                       | out [N,C], x [N,C], delta [N,C], bias? [C]
-  RopeForward,           // N, T, Hq, Hkv, D   theta   | qkv [N,(Hq+2Hkv)D], in place on q and k
-  RopeBackward,          // N, T, Hq, Hkv, D   theta   | dqkv, in place
-  AttentionForward,      // B, T, Hq, Hkv, D, alibi    | out [B*T,Hq*D], lse f32 [B,Hq,T], qkv [B*T,(Hq+2Hkv)D]; causal
-  AttentionBackward,     // B, T, Hq, Hkv, D, alibi    | dqkv, dout, qkv, out, lse
-  ActivationForward,     // n, kind (ActivationKind)   | out [n], x [n]
+  LayerNormForward,   // N, C          eps          | out [N,C], y? [N,C], mean [N], rstd [N], x [N,C], delta?
+                      // [N,C],
+                      //                              bias? [C], w [C], b [C];   y = x + delta + bias, out =
+                      //                              norm(y)
+  LayerNormBackward,  // N, C, acc                  | dx [N,C], dw [C], db [C], dout [N,C], y [N,C], w [C],
+                      // mean [N],
+                      //                              rstd [N], dres? [N,C];     dx = dres + ..., dx may alias
+                      //                              dres
+  RmsNormForward,     // N, C          eps          | out, y?, rstd, x, delta?, bias?, w
+  RmsNormBackward,    // N, C, acc                  | dx, dw, dout, y, w, rstd, dres?
+  ResidualAdd,        // N, C                       | out [N,C], x [N,C], delta [N,C], bias? [C]
+  RopeForward,        // N, T, Hq, Hkv, D   theta   | qkv [N,(Hq+2Hkv)D], in place on q and k
+  RopeBackward,       // N, T, Hq, Hkv, D   theta   | dqkv, in place
+  AttentionForward,   // B, T, Hq, Hkv, D, alibi    | out [B*T,Hq*D], lse f32 [B,Hq,T], qkv [B*T,(Hq+2Hkv)D];
+                      // causal
+  AttentionBackward,  // B, T, Hq, Hkv, D, alibi    | dqkv, dout, qkv, out, lse
+  ActivationForward,  // n, kind (ActivationKind)   | out [n], x [n]
   ActivationBackward,    // n, kind                    | dx [n], dout [n], x [n]
   SwigluForward,         // N, F                       | out [N,F], gate_up [N,2F]
   SwigluBackward,        // N, F                       | dgate_up [N,2F], dout [N,F], gate_up [N,2F]
   CrossEntropyStats,     // N, V, v_begin, valid       | stats f32 [N,3], logits [N,V], targets i32 [N]
-  CrossEntropyBackward,  // N, V, v_begin, valid, R  scale | logits [N,V] -> dlogits in place, stats f32 [R,N,3],
+  CrossEntropyBackward,  // N, V, v_begin, valid, R  scale | logits [N,V] -> dlogits in place, stats f32
+                         // [R,N,3],
                          //                              targets i32 [N], loss_sum? f64 [1] (+=)
   SumOfSquares,          // n                          | slot f64 [1] (+=), x [n]
-  StepScalars,           // slots                      | scalars f64: reads slots and hyper, writes results (task_graph.h)
+  StepScalars,           // slots                      | scalars f64: reads slots and hyper, writes results
+                         // (task_graph.h)
   AdamW,                 // n, decay (0/1)             | p [n], m f32 [n], v f32 [n], g f32 [n], scalars
 };
 inline constexpr int kNumOpKinds = static_cast<int>(OpKind::AdamW) + 1;
@@ -54,14 +61,14 @@ std::string_view toString(OpKind kind);
 
 struct Op {
   OpKind kind = OpKind::Zero;
-  DType dtype = DType::F32;            // of the tensors that are not marked otherwise above
-  std::array<std::int64_t, 6> dim{};   // see OpKind
-  double scalar = 0;                   // eps, theta or scale
+  DType dtype = DType::F32;           // of the tensors that are not marked otherwise above
+  std::array<std::int64_t, 6> dim{};  // see OpKind
+  double scalar = 0;                  // eps, theta or scale
   bool operator==(const Op&) const = default;
 };
 
-// Floating-point operations; 2 per multiply-add. Matrix products: 2NOI. Attention: causal, half of the full square
-// (forward 2 products, backward 5 with the recomputed scores). Elementwise work counts its arithmetic.
+// Floating-point operations; 2 per multiply-add. Matrix products: 2NOI. Attention: causal, half of the full
+// square (forward 2 products, backward 5 with the recomputed scores). Elementwise work counts its arithmetic.
 double flops(const Op& op);
 // Bytes read plus written, each operand once (compulsory traffic).
 double bytesMoved(const Op& op);

@@ -1,5 +1,6 @@
-// Plan: every field is a decision of whoever trains. Plain data; validatePlan says whether it is legal for a model on a
-// cluster. Text form (docs/formats.md): "dp=8,tp=4,pp=2,mb=1,gb=512,schedule=1f1b,zero=1,sp,recompute=full".
+// Plan: every field is a decision of whoever trains. Plain data; validatePlan says whether it is legal for a
+// model on a cluster. Text form (docs/formats.md):
+// "dp=8,tp=4,pp=2,mb=1,gb=512,schedule=1f1b,zero=1,sp,recompute=full".
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@
 namespace bmt {
 
 enum class ScheduleKind : std::uint8_t { GPipe, OneFOneB, Interleaved };  // "gpipe", "1f1b", "interleaved"
-enum class Recompute : std::uint8_t { None, Full };                       // "none", "full" (each layer from its input)
+enum class Recompute : std::uint8_t { None, Full };  // "none", "full" (each layer from its input)
 
 struct Plan {
   std::int32_t dp = 1, tp = 1, pp = 1;  // data, tensor, pipeline parallel degrees; ranks = dp * tp * pp
@@ -23,19 +24,19 @@ struct Plan {
   std::int64_t micro_batch = 1;         // sequences per micro-batch and replica
   std::int64_t global_batch = 1;        // sequences per step over all replicas
   ScheduleKind schedule = ScheduleKind::OneFOneB;
-  std::int32_t chunks = 1;              // model chunks per pipeline rank (interleaved: > 1)
+  std::int32_t chunks = 1;  // model chunks per pipeline rank (interleaved: > 1)
   // Layers of virtual stage v = chunk * pp + stage, v = 0 .. pp*chunks-1. Empty = as even as possible.
   std::vector<std::int64_t> layers_per_stage;
-  std::int32_t zero = 0;                // 0 or 1 (optimizer states sharded over dp)
-  bool sequence_parallel = false;       // shard norms and residuals over tp along tokens
+  std::int32_t zero = 0;           // 0 or 1 (optimizer states sharded over dp)
+  bool sequence_parallel = false;  // shard norms and residuals over tp along tokens
   Recompute recompute = Recompute::None;
-  DType precision = DType::F32;         // of activations and of the weights used in matrix products
-  Bytes bucket = 25 * kMiB;             // gradient bucket of the dp reduction
-  bool overlap_grad = true;             // reduce a bucket as soon as its last micro-batch is done
+  DType precision = DType::F32;  // of activations and of the weights used in matrix products
+  Bytes bucket = 25 * kMiB;      // gradient bucket of the dp reduction
+  bool overlap_grad = true;      // reduce a bucket as soon as its last micro-batch is done
   // Rows of the logits computed at a time in head and loss; 0 = the whole micro-batch. Small values save the
   // (tokens, vocab) buffer.
   std::int64_t loss_chunk = 0;
-  std::string order = "tp-cp-pp-dp";    // fastest-varying axis first
+  std::string order = "tp-cp-pp-dp";  // fastest-varying axis first
 
   bool operator==(const Plan&) const = default;
   std::int32_t numRanks() const { return dp * tp * pp * cp; }
@@ -53,8 +54,8 @@ std::string planToText(const Plan& plan);  // canonical; planFromText(planToText
 Plan planFromJson(const std::string& text, const std::string& source);
 std::string planToJson(const Plan& plan);
 
-// Layers of each virtual stage (see layers_per_stage), defaults filled in. The remainder goes to the middle stages
-// first: the first also holds the embedding and the last the head.
+// Layers of each virtual stage (see layers_per_stage), defaults filled in. The remainder goes to the middle
+// stages first: the first also holds the embedding and the last the head.
 std::vector<std::int64_t> layersOfStages(const ModelSpec& model, const Plan& plan);
 
 // Everything that makes the plan illegal, at once; empty = legal. `where` is "plan.tp" etc.

@@ -22,7 +22,9 @@ std::string significant(double value) {
 
 }  // namespace
 
-Ns fromSeconds(double seconds) { return static_cast<Ns>(std::ceil(seconds * kNsPerSecond)); }
+Ns fromSeconds(double seconds) {
+  return static_cast<Ns>(std::ceil(seconds * kNsPerSecond));
+}
 
 std::string formatBytes(Bytes bytes) {
   static constexpr std::array<const char*, 6> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};

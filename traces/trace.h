@@ -1,4 +1,5 @@
-// Trace: what happened when, predicted by the simulator or measured by the executor, in one type with the same task ids.
+// Trace: what happened when, predicted by the simulator or measured by the executor, in one type with the
+// same task ids.
 #pragma once
 
 #include <array>
@@ -24,10 +25,10 @@ struct Span {
   Slot slot;
   std::int32_t layer = -1;
   Ns start = 0, end = 0;
-  Ns posted = 0;    // communication: when this rank was ready (start - posted = waiting for the others)
-  TaskRef cause;    // predecessor that released it; {-1,-1} = none. Predicted traces only
+  Ns posted = 0;  // communication: when this rank was ready (start - posted = waiting for the others)
+  TaskRef cause;  // predecessor that released it; {-1,-1} = none. Predicted traces only
   std::uint32_t name = 0;  // index in Trace::names
-  Bytes bytes = 0;  // communication payload
+  Bytes bytes = 0;         // communication payload
 };
 
 struct MemorySample {
@@ -43,10 +44,10 @@ struct Trace {
   std::string model, cluster, plan, profile;  // how it came about, as text
   std::int32_t num_ranks = 0;
   std::int32_t stages = 1;
-  std::vector<Span> spans;                    // by rank, then task
+  std::vector<Span> spans;  // by rank, then task
   std::vector<std::string> names;
   std::vector<MemorySample> memory;
-  Ns step_time = 0;                           // start of the first span to end of the last, over all ranks
+  Ns step_time = 0;  // start of the first span to end of the last, over all ranks
 };
 
 }  // namespace bmt::trace
