@@ -1,0 +1,103 @@
+#include "core/json.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+namespace bmt {
+namespace {
+
+[[noreturn]] void wrongType(const Json& object, const std::string& key, const char* expected,
+                            const std::string& source) {
+  std::string got = object.at(key).dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (got.size() > 60) got = got.substr(0, 57) + "...";
+  throw Error(ErrorKind::BadInput, fmt::format("field '{}': expected {}, got {}", key, expected, got), source);
+}
+
+std::string systemError() { return std::strerror(errno); }
+
+}  // namespace
+
+Json parseJson(const std::string& text, const std::string& source) {
+  try {
+    return Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    const std::size_t at = std::min(error.byte == 0 ? 0 : error.byte - 1, text.size());
+    const auto line = std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n') + 1;
+    const std::size_t newline = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
+    const std::size_t column = at - (newline == std::string::npos ? 0 : newline + 1) + 1;
+    throw Error(ErrorKind::BadInput, fmt::format("not valid JSON at line {}, column {}", line, column), source);
+  }
+}
+
+std::string readFile(const std::string& path) {
+  struct stat info{};
+  if (::stat(path.c_str(), &info) != 0) throw Error(ErrorKind::BadInput, systemError(), path);
+  if (S_ISDIR(info.st_mode)) throw Error(ErrorKind::BadInput, "is a directory, expected a file", path);
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw Error(ErrorKind::BadInput, systemError(), path);
+  std::ostringstream content;
+  content << in.rdbuf();
+  if (in.bad()) throw Error(ErrorKind::BadInput, "read failed: " + systemError(), path);
+  return std::move(content).str();
+}
+
+void writeFileAtomically(const std::string& path, const std::string& content) {
+  const std::string aside = fmt::format("{}.tmp.{}", path, ::getpid());
+  const int file = ::open(aside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file < 0) throw Error(ErrorKind::Runtime, "cannot create: " + systemError(), path);
+  std::size_t written = 0;
+  bool failed = false;
+  while (!failed && written < content.size()) {
+    const ssize_t n = ::write(file, content.data() + written, content.size() - written);
+    if (n < 0 && errno == EINTR) continue;
+    failed = n < 0;
+    if (!failed) written += static_cast<std::size_t>(n);
+  }
+  failed = failed || ::fsync(file) != 0;
+  const std::string reason = failed ? systemError() : std::string();
+  ::close(file);
+  if (failed || ::rename(aside.c_str(), path.c_str()) != 0) {
+    const std::string why = failed ? reason : systemError();
+    ::unlink(aside.c_str());
+    throw Error(ErrorKind::Runtime,
+                fmt::format("wrote {} of {} bytes: {}; the previous file is unchanged", written, content.size(), why),
+                path);
+  }
+}
+
+std::int64_t jsonInt(const Json& object, const std::string& key, std::int64_t fallback, const std::string& source) {
+  if (!object.contains(key)) return fallback;
+  const Json& value = object.at(key);
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) wrongType(object, key, "an integer", source);
+  if (!value.is_number_integer()) wrongType(object, key, "an integer", source);
+  return value.get<std::int64_t>();
+}
+
+double jsonNumber(const Json& object, const std::string& key, double fallback, const std::string& source) {
+  if (!object.contains(key)) return fallback;
+  if (!object.at(key).is_number()) wrongType(object, key, "a number", source);
+  return object.at(key).get<double>();
+}
+
+bool jsonBool(const Json& object, const std::string& key, bool fallback, const std::string& source) {
+  if (!object.contains(key)) return fallback;
+  if (!object.at(key).is_boolean()) wrongType(object, key, "true or false", source);
+  return object.at(key).get<bool>();
+}
+
+std::string jsonString(const Json& object, const std::string& key, const std::string& fallback,
+                       const std::string& source) {
+  if (!object.contains(key)) return fallback;
+  if (!object.at(key).is_string()) wrongType(object, key, "a string", source);
+  return object.at(key).get<std::string>();
+}
+
+}  // namespace bmt
