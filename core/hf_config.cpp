@@ -1,0 +1,134 @@
+// Hugging Face config.json -> ModelSpec. Missing fields take the defaults of the model type's configuration class.
+#include <fmt/format.h>
+
+#include "core/json.h"
+#include "core/model_spec.h"
+
+namespace bmt {
+namespace {
+
+class HfConfig {
+ public:
+  HfConfig(const Json& json, const std::string& source) : json_(json), source_(source) {}
+  std::int64_t integer(const char* key, std::int64_t fallback) const { return null(key) ? fallback : jsonInt(json_, key, fallback, source_); }
+  double number(const char* key, double fallback) const { return null(key) ? fallback : jsonNumber(json_, key, fallback, source_); }
+  bool boolean(const char* key, bool fallback) const { return null(key) ? fallback : jsonBool(json_, key, fallback, source_); }
+  std::string text(const char* key, const char* fallback) const { return null(key) ? fallback : jsonString(json_, key, fallback, source_); }
+  [[noreturn]] void refuse(const std::string& what) const { throw Error(ErrorKind::BadInput, what, source_); }
+
+ private:
+  bool null(const char* key) const { return json_.contains(key) && json_.at(key).is_null(); }
+  const Json& json_;
+  const std::string& source_;
+};
+
+ActivationKind activation(const HfConfig& c, const char* key, const char* fallback) {
+  const std::string name = c.text(key, fallback);
+  if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return ActivationKind::Gelu;
+  if (name == "relu") return ActivationKind::Relu;
+  if (name == "silu" || name == "swish") return ActivationKind::Silu;
+  c.refuse(fmt::format("field '{}': activation '{}' is not supported; supported: gelu_new, gelu_pytorch_tanh, relu, silu",
+                       key, name));
+}
+
+ModelSpec gpt2(const HfConfig& c) {
+  ModelSpec m;
+  m.layers = c.integer("n_layer", 12);
+  m.d_model = c.integer("n_embd", 768);
+  m.heads = m.kv_heads = c.integer("n_head", 12);
+  m.d_ff = c.integer("n_inner", 4 * m.d_model);
+  m.vocab = c.integer("vocab_size", 50257);
+  m.seq_len = m.max_positions = c.integer("n_positions", 1024);
+  m.activation = activation(c, "activation_function", "gelu_new");
+  m.norm_eps = c.number("layer_norm_epsilon", 1e-5);
+  m.tied_embedding = c.boolean("tie_word_embeddings", true);
+  return m;
+}
+
+ModelSpec llamaLike(const HfConfig& c, const std::string& type) {
+  const bool qwen = type == "qwen2", mistral = type == "mistral";
+  ModelSpec m;
+  m.family = Family::Llama;
+  m.layers = c.integer("num_hidden_layers", 32);
+  m.d_model = c.integer("hidden_size", 4096);
+  m.heads = c.integer("num_attention_heads", 32);
+  m.kv_heads = c.integer("num_key_value_heads", mistral ? 8 : qwen ? 32 : m.heads);
+  m.d_head = c.integer("head_dim", m.heads > 0 ? m.d_model / m.heads : 0);
+  m.d_ff = c.integer("intermediate_size", mistral ? 14336 : qwen ? 22016 : 11008);
+  m.vocab = c.integer("vocab_size", qwen ? 151936 : 32000);
+  m.seq_len = c.integer("max_position_embeddings", qwen ? 32768 : mistral ? 131072 : 2048);
+  m.norm = NormKind::RmsNorm;
+  m.activation = activation(c, "hidden_act", "silu");
+  m.position = PositionKind::Rope;
+  m.gated_mlp = true;
+  m.norm_eps = c.number("rms_norm_eps", 1e-6);
+  m.rope_theta = c.number("rope_theta", 10000);
+  m.tied_embedding = c.boolean("tie_word_embeddings", false);
+  m.qkv_bias = qwen || c.boolean("attention_bias", false);
+  m.attn_out_bias = !qwen && c.boolean("attention_bias", false);
+  m.mlp_bias = c.boolean("mlp_bias", false);
+  return m;
+}
+
+ModelSpec opt(const HfConfig& c) {
+  ModelSpec m;
+  m.layers = c.integer("num_hidden_layers", 12);
+  m.d_model = c.integer("hidden_size", 768);
+  if (c.integer("word_embed_proj_dim", m.d_model) != m.d_model)
+    c.refuse(fmt::format("field 'word_embed_proj_dim': {} differs from hidden_size {}; an embedding projection is not "
+                         "supported",
+                         c.integer("word_embed_proj_dim", 0), m.d_model));
+  if (!c.boolean("do_layer_norm_before", true))
+    c.refuse("field 'do_layer_norm_before': false (post-norm) is not supported");
+  m.heads = m.kv_heads = c.integer("num_attention_heads", 12);
+  m.d_ff = c.integer("ffn_dim", 3072);
+  m.vocab = c.integer("vocab_size", 50272);
+  m.seq_len = c.integer("max_position_embeddings", 2048);
+  m.max_positions = m.seq_len + 2;
+  m.activation = activation(c, "activation_function", "relu");
+  m.qkv_bias = m.attn_out_bias = m.mlp_bias = c.boolean("enable_bias", true);
+  m.tied_embedding = c.boolean("tie_word_embeddings", true);
+  return m;
+}
+
+ModelSpec bloom(const HfConfig& c) {
+  ModelSpec m;
+  m.layers = c.integer("n_layer", c.integer("num_hidden_layers", 2));
+  m.d_model = c.integer("hidden_size", c.integer("n_embed", 64));
+  m.heads = m.kv_heads = c.integer("n_head", c.integer("num_attention_heads", 8));
+  m.d_ff = 4 * m.d_model;
+  m.vocab = c.integer("vocab_size", 250880);
+  m.seq_len = c.integer("seq_length", 2048);
+  m.position = PositionKind::Alibi;
+  m.embedding_norm = true;
+  m.norm_eps = c.number("layer_norm_epsilon", 1e-5);
+  return m;
+}
+
+}  // namespace
+
+ModelSpec modelFromHfConfig(const std::string& text, const std::string& source) {
+  const Json json = parseJson(text, source);
+  if (!json.is_object()) throw Error(ErrorKind::BadInput, "expected a JSON object", source);
+  const HfConfig config(json, source);
+  const std::string type = config.text("model_type", "");
+  ModelSpec m;
+  if (type == "gpt2") {
+    m = gpt2(config);
+  } else if (type == "llama" || type == "mistral" || type == "qwen2") {
+    m = llamaLike(config, type);
+  } else if (type == "opt") {
+    m = opt(config);
+  } else if (type == "bloom") {
+    m = bloom(config);
+  } else {
+    config.refuse(fmt::format("model_type '{}' is not supported; supported: gpt2, llama, mistral, qwen2, opt, bloom", type));
+  }
+  if (m.d_head == 0 && m.heads > 0) m.d_head = m.d_model / m.heads;
+  m.name = config.text("_name_or_path", source.c_str());
+  if (m.name.empty()) m.name = source;
+  throwIfAny(validateModel(m), source);
+  return m;
+}
+
+}  // namespace bmt

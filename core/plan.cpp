@@ -1,0 +1,233 @@
+#include "core/plan.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <charconv>
+#include <set>
+#include <sstream>
+
+#include "core/json.h"
+#include "core/suggest.h"
+
+namespace bmt {
+namespace {
+
+constexpr const char* kSchema = "bmtrain.plan/1";
+
+const std::vector<std::string> kKeys{"dp",     "tp",   "pp",        "cp",       "ep",           "mb",
+                                     "gb",     "schedule", "chunks", "layers",  "zero",         "sp",
+                                     "recompute", "precision", "bucket", "overlap-grad", "no-overlap-grad",
+                                     "loss-chunk", "order"};
+// Keys of the interface that this version does not lower; refused instead of ignored.
+const std::vector<std::string> kLaterKeys{"shares", "compress", "offload", "overlap-param"};
+
+[[noreturn]] void fail(const std::string& where, const std::string& what) {
+  throw Error(ErrorKind::BadInput, what, where);
+}
+
+std::int64_t parseInt(const std::string& key, const std::string& value) {
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size())
+    fail("plan." + key, fmt::format("expected a whole number, got '{}'", value));
+  return number;
+}
+
+std::int32_t degree(const std::string& key, std::int64_t value) {
+  constexpr std::int64_t kMax = 1 << 24;
+  if (value < 1 || value > kMax) fail("plan." + key, fmt::format("{} is not between 1 and {}", value, kMax));
+  return static_cast<std::int32_t>(value);
+}
+
+bool parseBool(const std::string& key, const std::string& value) {
+  if (value.empty() || value == "1" || value == "true") return true;
+  if (value == "0" || value == "false") return false;
+  fail("plan." + key, fmt::format("expected true or false, got '{}'", value));
+}
+
+template <typename T, std::size_t N>
+T oneOf(const std::string& key, const std::string& value, const std::array<std::pair<const char*, T>, N>& choices) {
+  std::vector<std::string> names;
+  for (const auto& [name, choice] : choices) {
+    if (value == name) return choice;
+    names.emplace_back(name);
+  }
+  fail("plan." + key, fmt::format("'{}' is not supported by this version; nearest of {}: {}", value,
+                                  fmt::join(names, ", "), nearestName(value, names)));
+}
+
+constexpr std::array<std::pair<const char*, ScheduleKind>, 3> kSchedules{
+    {{"gpipe", ScheduleKind::GPipe}, {"1f1b", ScheduleKind::OneFOneB}, {"interleaved", ScheduleKind::Interleaved}}};
+constexpr std::array<std::pair<const char*, Recompute>, 2> kRecomputes{
+    {{"none", Recompute::None}, {"full", Recompute::Full}}};
+constexpr std::array<std::pair<const char*, DType>, 3> kPrecisions{
+    {{"fp32", DType::F32}, {"bf16", DType::BF16}, {"fp16", DType::F16}}};
+
+void set(Plan& plan, const std::string& key, const std::string& value) {
+  const bool flag = key == "sp" || key == "overlap-grad" || key == "no-overlap-grad";
+  if (!flag && value.empty()) fail("plan." + key, "needs a value: " + key + "=...");
+  if (key == "dp") plan.dp = degree(key, parseInt(key, value));
+  if (key == "tp") plan.tp = degree(key, parseInt(key, value));
+  if (key == "pp") plan.pp = degree(key, parseInt(key, value));
+  if (key == "cp") plan.cp = degree(key, parseInt(key, value));
+  if (key == "ep") plan.ep = degree(key, parseInt(key, value));
+  if (key == "chunks") plan.chunks = degree(key, parseInt(key, value));
+  if (key == "mb") plan.micro_batch = degree(key, parseInt(key, value));
+  if (key == "gb") plan.global_batch = degree(key, parseInt(key, value));
+  if (key == "zero") {
+    const std::int64_t zero = parseInt(key, value);
+    if (zero < 0 || zero > 1)
+      fail("plan.zero", fmt::format("{} is not supported by this version; supported: 0, 1", zero));
+    plan.zero = static_cast<std::int32_t>(zero);
+  }
+  if (key == "sp") plan.sequence_parallel = parseBool(key, value);
+  if (key == "overlap-grad") plan.overlap_grad = parseBool(key, value);
+  if (key == "no-overlap-grad") plan.overlap_grad = !parseBool(key, value);
+  if (key == "schedule") plan.schedule = oneOf(key, value, kSchedules);
+  if (key == "recompute") plan.recompute = oneOf(key, value, kRecomputes);
+  if (key == "precision") plan.precision = oneOf(key, value, kPrecisions);
+  if (key == "bucket") {
+    plan.bucket = parseBytes(value);
+    if (plan.bucket <= 0) fail("plan.bucket", fmt::format("expected a size such as 25MiB, got '{}'", value));
+  }
+  if (key == "loss-chunk") {
+    plan.loss_chunk = parseInt(key, value);
+    if (plan.loss_chunk < 0) fail("plan.loss-chunk", fmt::format("{} is negative; 0 = whole micro-batch", value));
+  }
+  if (key == "order") plan.order = value;
+  if (key == "layers") {
+    plan.layers_per_stage.clear();
+    std::istringstream parts(value);
+    std::string part;
+    while (std::getline(parts, part, '/')) plan.layers_per_stage.push_back(degree(key, parseInt(key, part)));
+  }
+}
+
+void checkKey(const std::string& key) {
+  for (const std::string& known : kKeys) {
+    if (key == known) return;
+  }
+  for (const std::string& later : kLaterKeys) {
+    if (key == later) fail("plan." + key, "is not supported by this version");
+  }
+  fail("plan." + key, fmt::format("unknown key; the nearest is '{}'", nearestName(key, kKeys)));
+}
+
+}  // namespace
+
+std::string_view toString(ScheduleKind kind) { return kSchedules[static_cast<std::size_t>(kind)].first; }
+std::string_view toString(Recompute policy) { return kRecomputes[static_cast<std::size_t>(policy)].first; }
+
+Plan planFromText(const std::string& text) {
+  Plan plan;
+  std::set<std::string> seen;
+  std::istringstream parts(text);
+  std::string part;
+  while (std::getline(parts, part, ',')) {
+    const std::size_t first = part.find_first_not_of(" \t\n");
+    if (first == std::string::npos) continue;
+    part = part.substr(first, part.find_last_not_of(" \t\n") - first + 1);
+    const std::size_t equals = part.find('=');
+    const std::string key = part.substr(0, equals);
+    checkKey(key);
+    if (!seen.insert(key == "no-overlap-grad" ? "overlap-grad" : key).second) fail("plan." + key, "is given twice");
+    set(plan, key, equals == std::string::npos ? std::string() : part.substr(equals + 1));
+  }
+  return plan;
+}
+
+std::string planToText(const Plan& plan) {
+  const Plan defaults;
+  std::string text = fmt::format("dp={},tp={},pp={},mb={},gb={},schedule={}", plan.dp, plan.tp, plan.pp,
+                                 plan.micro_batch, plan.global_batch, toString(plan.schedule));
+  const auto add = [&text](bool differs, const std::string& item) {
+    if (differs) text += "," + item;
+  };
+  add(plan.chunks != defaults.chunks, fmt::format("chunks={}", plan.chunks));
+  add(plan.cp != defaults.cp, fmt::format("cp={}", plan.cp));
+  add(plan.ep != defaults.ep, fmt::format("ep={}", plan.ep));
+  add(!plan.layers_per_stage.empty(), fmt::format("layers={}", fmt::join(plan.layers_per_stage, "/")));
+  add(plan.zero != defaults.zero, fmt::format("zero={}", plan.zero));
+  add(plan.sequence_parallel, "sp");
+  add(plan.recompute != defaults.recompute, fmt::format("recompute={}", toString(plan.recompute)));
+  add(plan.precision != defaults.precision, fmt::format("precision={}", toString(plan.precision)));
+  add(plan.bucket != defaults.bucket, fmt::format("bucket={}", plan.bucket));
+  add(plan.overlap_grad != defaults.overlap_grad, "no-overlap-grad");
+  add(plan.loss_chunk != defaults.loss_chunk, fmt::format("loss-chunk={}", plan.loss_chunk));
+  add(plan.order != defaults.order, fmt::format("order={}", plan.order));
+  return text;
+}
+
+std::string planToJson(const Plan& plan) {
+  Json json;
+  json["schema"] = kSchema;
+  json["dp"] = plan.dp;
+  json["tp"] = plan.tp;
+  json["pp"] = plan.pp;
+  json["cp"] = plan.cp;
+  json["ep"] = plan.ep;
+  json["mb"] = plan.micro_batch;
+  json["gb"] = plan.global_batch;
+  json["schedule"] = std::string(toString(plan.schedule));
+  json["chunks"] = plan.chunks;
+  if (!plan.layers_per_stage.empty()) json["layers"] = plan.layers_per_stage;
+  json["zero"] = plan.zero;
+  json["sp"] = plan.sequence_parallel;
+  json["recompute"] = std::string(toString(plan.recompute));
+  json["precision"] = std::string(toString(plan.precision));
+  json["bucket"] = plan.bucket;
+  json["overlap-grad"] = plan.overlap_grad;
+  json["loss-chunk"] = plan.loss_chunk;
+  json["order"] = plan.order;
+  return json.dump(2) + "\n";
+}
+
+Plan planFromJson(const std::string& text, const std::string& source) {
+  const Json json = parseJson(text, source);
+  if (!json.is_object()) throw Error(ErrorKind::BadInput, "expected a JSON object", source);
+  const std::string schema = jsonString(json, "schema", kSchema, source);
+  if (schema != kSchema) fail(source, fmt::format("schema is '{}', expected '{}'", schema, kSchema));
+  Plan plan;
+  for (const auto& [key, value] : json.items()) {
+    if (key == "schema") continue;
+    checkKey(key);
+    if (key == "layers") {
+      if (!value.is_array()) fail(source, "field 'layers': expected a list of whole numbers");
+      for (const Json& count : value) {
+        if (!count.is_number_integer()) fail(source, "field 'layers': expected a list of whole numbers");
+        plan.layers_per_stage.push_back(count.get<std::int64_t>());
+      }
+      continue;
+    }
+    if (value.is_boolean()) {
+      set(plan, key, value.get<bool>() ? "true" : "false");
+    } else if (value.is_number_integer()) {
+      set(plan, key, value.dump());
+    } else {
+      set(plan, key, jsonString(json, key, "", source));
+    }
+  }
+  return plan;
+}
+
+Plan loadPlan(const std::string& text_or_path) {
+  struct stat info{};
+  const bool file = ::stat(text_or_path.c_str(), &info) == 0;
+  if (!file && text_or_path.ends_with(".json")) return planFromJson(readFile(text_or_path), text_or_path);
+  if (!file) return planFromText(text_or_path);
+  return planFromJson(readFile(text_or_path), text_or_path);
+}
+
+std::vector<std::int64_t> layersOfStages(const ModelSpec& model, const Plan& plan) {
+  if (!plan.layers_per_stage.empty()) return plan.layers_per_stage;
+  const std::int64_t stages = plan.numVirtualStages();
+  std::vector<std::int64_t> layers(static_cast<std::size_t>(stages), model.layers / stages);
+  std::int64_t rest = model.layers % stages;
+  // Middle stages first: the first stage also holds the embedding, the last the head.
+  for (std::int64_t v = 1; rest > 0; v = (v + 1) % stages, --rest) ++layers[static_cast<std::size_t>(v % stages)];
+  return layers;
+}
+
+}  // namespace bmt

@@ -1,0 +1,166 @@
+// What makes a plan illegal. Every problem is reported at once, with the two figures that disagree and, where there is one,
+// the nearest legal value.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <set>
+
+#include "core/plan.h"
+
+namespace bmt {
+namespace {
+
+class Checker {
+ public:
+  Checker(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan)
+      : model_(model), cluster_(cluster), plan_(plan) {}
+
+  std::vector<Issue> run() {
+    for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::int64_t>>{
+             {"dp", plan_.dp}, {"tp", plan_.tp}, {"pp", plan_.pp}, {"cp", plan_.cp}, {"ep", plan_.ep},
+             {"chunks", plan_.chunks}, {"mb", plan_.micro_batch}, {"gb", plan_.global_batch}}) {
+      if (value < 1) add(name, fmt::format("{} is not positive", value));
+    }
+    if (!issues_.empty()) return issues_;  // everything below divides by them
+    ranks();
+    tensor();
+    batch();
+    pipeline();
+    rest();
+    return issues_;
+  }
+
+ private:
+  void add(const std::string& field, const std::string& what) { issues_.push_back({"plan." + field, what}); }
+
+  // The divisor of all `values` nearest to `wanted`, the smaller one on a tie.
+  static std::int64_t nearestDivisor(std::int64_t wanted, std::initializer_list<std::int64_t> values) {
+    std::int64_t common = 0;
+    for (const std::int64_t value : values) common = std::gcd(common, value);
+    std::int64_t best = 1;
+    for (std::int64_t d = 1; d * d <= common; ++d) {
+      if (common % d != 0) continue;
+      for (const std::int64_t candidate : {d, common / d}) {
+        const std::int64_t distance = std::abs(candidate - wanted), best_distance = std::abs(best - wanted);
+        if (distance < best_distance || (distance == best_distance && candidate < best)) best = candidate;
+      }
+    }
+    return best;
+  }
+
+  void ranks() {
+    const std::int64_t product = std::int64_t{plan_.dp} * plan_.tp * plan_.cp;
+    const std::int64_t devices = cluster_.numDevices();
+    // Each factor is below 2^24; divide instead of multiplying all four.
+    if (product > devices || product * plan_.pp != devices) {
+      const std::int64_t others = std::int64_t{plan_.tp} * plan_.cp * plan_.pp;
+      std::string nearest;
+      if (others > 0 && others <= devices && devices % others == 0) nearest = fmt::format("; nearest: dp={}", devices / others);
+      issues_.push_back({"plan", fmt::format("dp {} x tp {} x pp {} x cp {} = {} ranks, but the cluster {} has {} devices{}",
+                                             plan_.dp, plan_.tp, plan_.pp, plan_.cp, product * plan_.pp, cluster_.name,
+                                             devices, nearest)});
+    }
+    if (plan_.cp != 1) add("cp", fmt::format("{} is not supported by this version; supported: 1", plan_.cp));
+    if (plan_.ep != 1) add("ep", fmt::format("{} is not supported by this version; supported: 1", plan_.ep));
+    static const std::vector<std::string> kAxes{"cp", "dp", "pp", "tp"};
+    std::vector<std::string> axes;
+    for (std::size_t at = 0; at < plan_.order.size(); at += 3) {
+      axes.push_back(plan_.order.substr(at, 2));
+      if (at + 2 < plan_.order.size() && plan_.order[at + 2] != '-') axes.emplace_back("?");
+    }
+    std::sort(axes.begin(), axes.end());
+    if (axes != kAxes || plan_.order.size() != 11)
+      add("order", fmt::format("'{}' is not a permutation of tp-cp-pp-dp", plan_.order));
+  }
+
+  void tensor() {
+    const std::int64_t tp = plan_.tp;
+    const std::int64_t nearest = nearestDivisor(tp, {model_.heads, model_.kv_heads, model_.d_ff});
+    const auto divides = [&](std::int64_t value, const char* what) {
+      if (value % tp != 0)
+        add("tp", fmt::format("{} does not divide {} {}; nearest legal value: {}", tp, what, value, nearest));
+    };
+    divides(model_.heads, "heads");
+    if (model_.kv_heads != model_.heads) divides(model_.kv_heads, "kv_heads");
+    divides(model_.d_ff, "d_ff");
+    if (model_.vocab < tp) add("tp", fmt::format("{} is more than the vocabulary {}", tp, model_.vocab));
+    if (!plan_.sequence_parallel) return;
+    if (tp == 1) add("sp", "sequence parallelism needs tp > 1, but tp is 1");
+    const std::int64_t tokens = plan_.micro_batch * model_.seq_len;
+    if (tokens % tp != 0)
+      add("sp", fmt::format("tp {} does not divide the {} tokens of a micro-batch; nearest tp: {}", tp, tokens,
+                            nearestDivisor(tp, {tokens, nearest})));
+  }
+
+  void batch() {
+    const std::int64_t unit = plan_.micro_batch * plan_.dp;
+    if (plan_.global_batch % unit == 0) return;
+    const std::int64_t below = plan_.global_batch / unit * unit;
+    const std::string nearest =
+        below > 0 ? fmt::format("{} or {}", below, below + unit) : fmt::format("{}", unit);
+    add("gb", fmt::format("{} is not a multiple of mb {} x dp {} = {}; nearest legal value: {}", plan_.global_batch,
+                          plan_.micro_batch, plan_.dp, unit, nearest));
+  }
+
+  void pipeline() {
+    const std::int64_t stages = std::int64_t{plan_.pp} * plan_.chunks;
+    if (model_.layers < stages)
+      add(plan_.chunks > 1 ? "chunks" : "pp",
+          fmt::format("pp {} x chunks {} = {} stages, but the model has {} layers; nearest legal value: {}", plan_.pp,
+                      plan_.chunks, stages, model_.layers,
+                      std::max<std::int64_t>(1, model_.layers / (plan_.chunks > 1 ? plan_.pp : 1))));
+    if (!plan_.layers_per_stage.empty()) {
+      const auto& layers = plan_.layers_per_stage;
+      if (static_cast<std::int64_t>(layers.size()) != stages)
+        add("layers", fmt::format("lists {} stages, but pp {} x chunks {} = {}", layers.size(), plan_.pp, plan_.chunks,
+                                  stages));
+      const std::int64_t sum = std::accumulate(layers.begin(), layers.end(), std::int64_t{0});
+      if (sum != model_.layers)
+        add("layers", fmt::format("adds up to {}, but the model has {} layers", sum, model_.layers));
+      if (std::any_of(layers.begin(), layers.end(), [](std::int64_t n) { return n < 1; }))
+        add("layers", "every stage needs at least 1 layer");
+    }
+    const bool interleaved = plan_.schedule == ScheduleKind::Interleaved;
+    if (!interleaved && plan_.chunks > 1)
+      add("chunks", fmt::format("{} chunks need schedule=interleaved, but it is {}", plan_.chunks,
+                                toString(plan_.schedule)));
+    if (!interleaved) return;
+    if (plan_.chunks < 2) add("chunks", "schedule=interleaved needs chunks of at least 2, but it is 1");
+    if (plan_.pp < 2) add("pp", "schedule=interleaved needs pp of at least 2, but it is 1");
+    const std::int64_t m = plan_.numMicrobatches();
+    if (m % plan_.pp != 0 || m == 0)
+      add("gb", fmt::format("schedule=interleaved needs micro-batches in multiples of pp {}, but there are {}; nearest "
+                            "legal gb: {}",
+                            plan_.pp, m,
+                            std::max<std::int64_t>(1, m / plan_.pp) * plan_.pp * plan_.micro_batch * plan_.dp));
+  }
+
+  void rest() {
+    if (plan_.zero < 0 || plan_.zero > 1)
+      add("zero", fmt::format("{} is not supported by this version; supported: 0, 1", plan_.zero));
+    if (plan_.bucket < 1) add("bucket", fmt::format("{} bytes is not positive", plan_.bucket));
+    if (plan_.loss_chunk < 0) add("loss-chunk", fmt::format("{} is negative", plan_.loss_chunk));
+    if (model_.position == PositionKind::Learned && model_.seq_len > model_.max_positions)
+      issues_.push_back({"model.seq_len", fmt::format("{} is more than the {} learned positions", model_.seq_len,
+                                                      model_.max_positions)});
+  }
+
+  const ModelSpec& model_;
+  const ClusterSpec& cluster_;
+  const Plan& plan_;
+  std::vector<Issue> issues_;
+};
+
+}  // namespace
+
+std::vector<Issue> validatePlan(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan) {
+  std::vector<Issue> issues = validateModel(model);
+  const std::vector<Issue> of_cluster = validateCluster(cluster);
+  issues.insert(issues.end(), of_cluster.begin(), of_cluster.end());
+  if (!issues.empty()) return issues;
+  return Checker(model, cluster, plan).run();
+}
+
+}  // namespace bmt
