@@ -1,0 +1,60 @@
+#include "tests/support/random_plan.h"
+
+#include <random>
+
+namespace bmt::test {
+
+ModelSpec tinyModel(Family family) {
+  ModelSpec m;
+  m.name = family == Family::Gpt2 ? "tiny-gpt2" : "tiny-llama";
+  m.family = family;
+  m.layers = 4;
+  m.d_model = 32;
+  m.heads = m.kv_heads = 8;
+  m.d_head = 4;
+  m.d_ff = 64;
+  m.vocab = 67;  // not divisible by any tp: the last vocabulary shard is padded
+  m.seq_len = 16;
+  if (family == Family::Gpt2) {
+    m.max_positions = 20;
+    return m;
+  }
+  m.kv_heads = 4;
+  m.norm = NormKind::RmsNorm;
+  m.activation = ActivationKind::Silu;
+  m.position = PositionKind::Rope;
+  m.gated_mlp = true;
+  m.tied_embedding = m.qkv_bias = m.attn_out_bias = m.mlp_bias = false;
+  return m;
+}
+
+Case randomCase(std::uint32_t seed, int max_ranks) {
+  std::mt19937 random(seed * 2654435761U + 17);
+  const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)); };
+  for (;;) {
+    Case c;
+    c.model = tinyModel(pick(0, 1) == 0 ? Family::Gpt2 : Family::Llama);
+    c.model.layers = pick(2, 6);
+    if (pick(0, 3) == 0) c.model.tied_embedding = !c.model.tied_embedding;
+    if (pick(0, 3) == 0) c.model.qkv_bias = !c.model.qkv_bias;
+    Plan& p = c.plan;
+    p.dp = 1 << pick(0, 2);
+    p.tp = 1 << pick(0, 2);
+    p.pp = pick(1, 4);
+    p.micro_batch = pick(1, 2);
+    p.global_batch = p.micro_batch * p.dp * pick(1, 6);
+    p.schedule = static_cast<ScheduleKind>(pick(0, 2));
+    if (p.schedule == ScheduleKind::Interleaved) p.chunks = pick(2, 3);
+    p.zero = pick(0, 1);
+    p.sequence_parallel = pick(0, 1) == 1;
+    p.recompute = pick(0, 2) == 0 ? Recompute::Full : Recompute::None;
+    p.bucket = pick(0, 1) == 0 ? 8 * kKiB : 25 * kMiB;
+    p.overlap_grad = pick(0, 3) != 0;
+    p.loss_chunk = pick(0, 2) == 0 ? 7 : 0;
+    if (p.numRanks() > max_ranks) continue;
+    c.cluster = localCluster(p.numRanks());
+    if (validatePlan(c.model, c.cluster, p).empty()) return c;
+  }
+}
+
+}  // namespace bmt::test
