@@ -27,5 +27,6 @@ void addPrepare(CLI::App& app, const Globals& globals, Action& action);
 void addCalibrate(CLI::App& app, const Globals& globals, Action& action);
 void addTrain(CLI::App& app, const Globals& globals, Action& action);
 void addCompare(CLI::App& app, const Globals& globals, Action& action);
+void addDoctor(CLI::App& app, const Globals& globals, Action& action);
 
 }  // namespace bmt::cli
