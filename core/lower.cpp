@@ -769,7 +769,7 @@ class RankLowerer {
       if (begin >= end) return;
       const std::int64_t state = bucket.begin / shards + (begin - owned_begin);
       OpCall call;
-      call.op = {OpKind::AdamW, plan_.precision, {end - begin, decay}, 0};
+      call.op = {OpKind::AdamW, plan_.precision, {end - begin, decay, graph_.scalars.num_slots}, 0};
       call.operands[0] = {Region::Weight, weightBytes(begin)};
       call.operands[1] = {Region::Optimizer, gradBytes(state)};
       call.operands[2] = {Region::Optimizer, gradBytes(num_states + state)};

@@ -54,7 +54,7 @@ enum class OpKind : std::uint8_t {
   SumOfSquares,          // n                          | slot f64 [1] (+=), x [n]
   StepScalars,           // slots                      | scalars f64: reads slots and hyper, writes results
                          // (task_graph.h)
-  AdamW,                 // n, decay (0/1)             | p [n], m f32 [n], v f32 [n], g f32 [n], scalars
+  AdamW,                 // n, decay, slots             | p [n], m f32 [n], v f32 [n], g f32 [n], scalars
 };
 inline constexpr int kNumOpKinds = static_cast<int>(OpKind::AdamW) + 1;
 std::string_view toString(OpKind kind);
