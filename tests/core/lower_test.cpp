@@ -83,9 +83,10 @@ TEST(Lower, OneFOneBKeepsAtMostPMinusStageMicrobatches) {
   c.plan = planFromText("pp=4,mb=1,gb=8,schedule=1f1b");
   c.cluster = localCluster(4);
   const TaskGraph graph = lower(c.model, c.cluster, c.plan, RankSelection::All, Granularity::Layer);
+  const Schedule schedule = makeSchedule(c.plan);
   for (const RankProgram& program : graph.ranks) {
     std::int64_t in_flight = 0, peak = 0;
-    for (const Slot& slot : makeSchedule(c.plan).stages[static_cast<std::size_t>(program.coord.pp)]) {
+    for (const Slot& slot : schedule.stages[static_cast<std::size_t>(program.coord.pp)]) {
       in_flight += slot.phase == Phase::F ? 1 : -1;
       peak = std::max(peak, in_flight);
     }
