@@ -1,0 +1,156 @@
+#include "simulator/cost_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace bmt::sim {
+namespace {
+
+// Used for communication that a CPU profile has not measured.
+constexpr double kAssumedThreadAlpha_s = 5e-6, kAssumedThreadBandwidth = 4e9;
+
+bool samePeer(CommKind kind) { return kind == CommKind::Send || kind == CommKind::Recv; }
+
+}  // namespace
+
+CommShape commShape(CommKind kind, double full_bytes, std::int64_t n, bool threads) {
+  const double size = static_cast<double>(n), share = (size - 1) / size;
+  switch (kind) {
+    case CommKind::AllReduce: return {2 * share * full_bytes, threads ? 3 : 2 * (size - 1)};
+    case CommKind::AllGather:
+    case CommKind::ReduceScatter: return {share * full_bytes, threads ? 2 : size - 1};
+    case CommKind::Send:
+    case CommKind::Recv: return {full_bytes, threads ? 2.0 : 1.0};
+  }
+  return {};
+}
+
+CostModel::CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const trace::CostProfile& profile)
+    : graph_(graph), cluster_(cluster), profile_(profile) {
+  if (!cluster.homogeneous())
+    throw Error(ErrorKind::BadInput, fmt::format("has {} node groups; this version costs clusters of one device type",
+                                                 cluster.groups.size()),
+                "cluster " + cluster.name);
+  const NodeGroup& node = cluster.groups.front();
+  cpu_ = node.device.kind == DeviceKind::Cpu;
+  checkPeaks(node.device);
+  for (int kind = 0; kind < kNumOpKinds; ++kind)
+    fits_[static_cast<std::size_t>(kind)] = trace::findOp(profile, static_cast<OpKind>(kind));
+  if (cpu_) {
+    const double cores = profile.cores > 0 ? profile.cores : node.cores_per_node;
+    if (!(cores > 0)) throw Error(ErrorKind::BadInput, "neither the profile nor the cluster says how many cores a node has");
+    for (std::int32_t n = 0; n < cluster.numNodes(); ++n)
+      resources_.push_back({ResourceKind::Cores, n, cores / (1 + profile.contention)});
+  } else {
+    for (RankId rank = 0; rank < graph.mesh.numRanks(); ++rank) resources_.push_back({ResourceKind::Device, rank, 1.0});
+  }
+  if (!profile.measured) warnings_.push_back("costs are assumed, not measured: " + profile.source);
+  if (!node.device.executed) warnings_.push_back(node.device.name + " is simulated only; plans are not executed on it");
+  segment_seconds_.reserve(graph.segments.size());
+  for (const Segment& segment : graph.segments) segment_seconds_.push_back(segmentSeconds(segment));
+}
+
+void CostModel::checkPeaks(const DeviceSpec& device) const {
+  const double peak = cpu_ ? profile_.core_peak_flops : peakFlops(device, graph_.plan.precision);
+  if (!cpu_ && !(peak > 0))
+    throw Error(ErrorKind::BadInput, fmt::format("{} has no {} units; choose a precision it supports", device.name,
+                                                 toString(graph_.plan.precision)),
+                "plan.precision");
+  for (const trace::OpFit& fit : profile_.ops) {
+    if (isMatrixProduct(fit.kind) && peak > 0 && fit.flops_per_s > peak)
+      throw Error(ErrorKind::BadInput,
+                  fmt::format("{} at {} is above the peak of {} ({}): a prediction above 100 % of peak is refused; "
+                              "calibrate again or mend the profile",
+                              toString(fit.kind), formatRate(fit.flops_per_s, "FLOP"), device.name,
+                              formatRate(peak, "FLOP")),
+                  "profile " + profile_.name);
+  }
+}
+
+double CostModel::opSeconds(const Op& op) const {
+  const trace::OpFit* const fit = fits_[static_cast<std::size_t>(op.kind)];
+  if (fit == nullptr)
+    throw Error(ErrorKind::BadInput, fmt::format("has no cost for {}; calibrate again", toString(op.kind)),
+                "profile " + profile_.name);
+  double seconds = fit->overhead_s;
+  if (fit->flops_per_s > 0) seconds += flops(op) / fit->flops_per_s;
+  if (fit->bytes_per_s > 0) seconds += bytesMoved(op) / fit->bytes_per_s;
+  return seconds;
+}
+
+double CostModel::segmentSeconds(const Segment& segment) const {
+  double seconds = profile_.task_overhead_s;
+  for (std::size_t i = 0; i < segment.ops.size(); ++i) {
+    const double times = segment.repeat.empty() ? 1 : static_cast<double>(segment.repeat[i]);
+    seconds += times * opSeconds(segment.ops[i].op);
+  }
+  for (const MergedComm& comm : segment.comms) {
+    const std::int64_t n = graph_.mesh.groupSize(comm.group);
+    const std::vector<RankId> members = graph_.mesh.members(graph_.mesh.groupOf(comm.group, 0));
+    seconds += static_cast<double>(comm.times) *
+               (profile_.task_overhead_s + collectiveSeconds(comm.kind, comm.group,
+                                                             static_cast<double>(comm.count * sizeOf(comm.dtype)), n, members));
+  }
+  return seconds;
+}
+
+double CostModel::collectiveSeconds(CommKind kind, GroupKind, double bytes, std::int64_t n,
+                                    const std::vector<RankId>& members) const {
+  if (n <= 1) return 0;
+  const CommShape shape = commShape(kind, bytes, n, cpu_);
+  if (cpu_) {
+    // Fitted kinds cover what the communicator does; a receive is measured as a send.
+    const CommKind fitted = kind == CommKind::Recv ? CommKind::Send : kind;
+    const trace::CommFit* const fit = trace::findComm(profile_, fitted, "threads");
+    const double alpha = fit != nullptr ? fit->alpha_s : kAssumedThreadAlpha_s;
+    const double bandwidth = fit != nullptr && fit->bytes_per_s > 0 ? fit->bytes_per_s : kAssumedThreadBandwidth;
+    return shape.steps * alpha + shape.bytes / bandwidth;
+  }
+  const NodeGroup& node = cluster_.groups.front();
+  std::int32_t first = cluster_.nodeOf(members.front()), in_first = 0;
+  bool spans_nodes = false;
+  for (const RankId rank : members) {
+    const std::int32_t at = cluster_.nodeOf(rank);
+    spans_nodes = spans_nodes || at != first;
+    in_first += at == first ? 1 : 0;
+  }
+  double bandwidth = node.scale_up.bandwidth;
+  Ns latency = node.scale_up.latency;
+  if (spans_nodes) {
+    // Every rank of a node belongs to one such group, all running at the same time: a group gets its ranks' share of the
+    // node's NICs, and the spine may be oversubscribed.
+    const double nics = node.nics_per_node * node.nic.bandwidth / cluster_.oversubscription;
+    const double share = samePeer(kind) ? 1.0 : static_cast<double>(in_first);
+    bandwidth = std::min(bandwidth > 0 ? bandwidth : nics, nics * share / node.devices_per_node);
+    latency = node.nic.latency;
+  }
+  return shape.steps * toSeconds(latency) + shape.bytes / bandwidth;
+}
+
+TaskCost CostModel::compute(const RankProgram& program, const Task& task) const {
+  TaskCost cost;
+  cost.duration = fromSeconds(segment_seconds_[static_cast<std::size_t>(task.segment)]);
+  if (cpu_) cost.use = {cluster_.nodeOf(program.rank), 1.0};
+  return cost;
+}
+
+TaskCost CostModel::communication(const RankProgram& program, const Comm& comm) const {
+  const std::vector<RankId> members = graph_.mesh.members(comm.group);
+  TaskCost cost;
+  const double seconds = collectiveSeconds(comm.kind, groupKind(comm.group), static_cast<double>(comm.bytes()),
+                                           static_cast<std::int64_t>(members.size()), members);
+  cost.duration = fromSeconds(seconds + profile_.task_overhead_s);
+  if (cpu_) {
+    // Each member copies on its own thread; a sender only waits.
+    if (comm.kind != CommKind::Send) cost.use = {cluster_.nodeOf(program.rank), 1.0};
+  } else {
+    cost.use = {program.rank, 1.0};
+  }
+  return cost;
+}
+
+}  // namespace bmt::sim
