@@ -1,0 +1,66 @@
+// Report: what a simulated step tells a user. Field names of the JSON document are a promise (bmtrain.report/1).
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "core/cluster_spec.h"
+#include "core/task_graph.h"
+#include "simulator/engine.h"
+#include "traces/cost_profile.h"
+#include "traces/shares.h"
+
+namespace bmt::sim {
+
+struct StageMemory {
+  std::int32_t stage = 0;
+  std::array<Bytes, kNumBufferKinds> by_kind{};  // at the peak of the stage's worst rank
+  Bytes overhead = 0;                            // arena beyond the live bytes: alignment and fragmentation
+  Bytes total = 0;
+};
+
+struct AxisComm {
+  std::string axis;        // "tensor", "data", "pipeline"
+  double bytes_per_rank = 0;  // buffer bytes of the communications of one rank, mean over ranks
+  double time_s = 0;       // mean over ranks of the time they run
+  double exposed_s = 0;    // of it, time in which the rank computes nothing
+};
+
+struct Report {
+  std::string model, cluster, plan, profile;
+  bool fits = true;
+  double step_time_s = 0, tokens_per_s = 0, tokens_per_s_per_device = 0, model_tflops_per_device = 0;
+  // Model FLOPs over peak: attention not halved; halved (causal); with recompute. 0 when the peak is unknown.
+  double mfu = 0, mfu_causal = 0, hfu = 0;
+  trace::Shares shares;
+  Bytes peak_memory = 0, device_memory = 0;
+  std::vector<StageMemory> memory;
+  std::vector<AxisComm> comm;
+  std::vector<std::pair<std::string, double>> critical_path;  // seconds by cause; adds up to the step
+  std::int64_t num_ranks = 0, num_tasks = 0, num_events = 0;
+  double simulate_wall_s = 0;
+  std::vector<std::string> warnings;
+};
+
+struct Simulation {
+  Report report;
+  trace::Trace trace;
+};
+
+// Lowers, costs and plays one legal plan. Throws Error{BadInput} for an inconsistent profile and when the prediction exceeds
+// 100 % of peak.
+Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan,
+                        const trace::CostProfile& profile, RankSelection selection, Granularity granularity);
+
+// Model FLOPs of one step: per token 6 N + 12 L T (heads * d_head), N without the input embedding's table but with the head
+// (Narayanan et al. 2021 count the logit layer, not the look-up); `causal` halves the attention term.
+double modelFlopsPerStep(const ModelSpec& model, const Plan& plan, bool causal);
+
+std::string reportToJson(const Report& report);
+std::string reportToText(const Report& report);
+
+// The profile a command uses: the file, else the machine's calibrated one for `local` clusters, else the device's datasheet.
+trace::CostProfile chooseProfile(const ClusterSpec& cluster, const std::string& path);
+
+}  // namespace bmt::sim
