@@ -87,6 +87,20 @@ class SentencePiece final : public Tokenizer {
   int newline_ = 0;
 };
 
+// Hands lines to the trainer: Debian's SentencePiece 0.1.97 takes an iterator, later versions a vector as well.
+class Lines final : public sentencepiece::SentenceIterator {
+ public:
+  explicit Lines(const std::vector<std::string>& lines) : lines_(lines) {}
+  bool done() const override { return next_ == lines_.size(); }
+  void Next() override { ++next_; }
+  const std::string& value() const override { return lines_[next_]; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+ private:
+  const std::vector<std::string>& lines_;
+  std::size_t next_ = 0;
+};
+
 }  // namespace
 
 std::unique_ptr<Tokenizer> bytesTokenizer() { return std::make_unique<Bytewise>(); }
@@ -113,7 +127,8 @@ void trainSentencePiece(const std::string& text, std::int64_t vocab, const std::
       {"minloglevel", "2"},
   };
   std::string model;
-  const auto status = sentencepiece::SentencePieceTrainer::Train(options, lines, &model);
+  Lines iterator(lines);
+  const auto status = sentencepiece::SentencePieceTrainer::Train(options, &iterator, &model);
   if (!status.ok())
     throw Error(ErrorKind::BadInput,
                 fmt::format("training a vocabulary of {} on {} lines failed: {}", vocab, lines.size(), status.ToString()));
