@@ -30,7 +30,8 @@ struct Placed {
   const Block* block = nullptr;
 };
 
-// Blocks and segments shared by all ranks of a graph. Embedding and head differ between tensor ranks.
+// Blocks and segments shared by all ranks of a graph. Embedding and head differ between tensor ranks; a layer's
+// ops are the same on all of them, only the rows or columns of its parameters differ.
 class Library {
  public:
   Library(TaskGraph& graph) : graph_(graph) {
@@ -38,6 +39,7 @@ class Library {
     layer_ = buildLayerBlock(shape);
     for (std::int32_t t = 0; t < graph.plan.tp; ++t) {
       shape = makeBlockShape(graph.model, graph.plan, t);
+      layer_params_.push_back(buildLayerBlock(shape).params);
       embedding_.push_back(buildEmbeddingBlock(shape));
       const bool shares_rank = graph.model.tied_embedding && graph.plan.pp == 1;
       head_.push_back(buildHeadBlock(shape, shares_rank ? HeadTable::Tied : HeadTable::Own));
@@ -48,6 +50,10 @@ class Library {
     const auto t = static_cast<std::size_t>(tp_index);
     if (kind == BlockKind::Layer) return layer_;
     return kind == BlockKind::Embedding ? embedding_[t] : head_[t];
+  }
+  const std::vector<BlockParam>& params(BlockKind kind, std::int32_t tp_index) const {
+    if (kind == BlockKind::Layer) return layer_params_[static_cast<std::size_t>(tp_index)];
+    return block(kind, tp_index).params;
   }
   static const std::vector<Piece>& pieces(const Block& block, Part part) {
     if (part == Part::Forward) return block.forward;
@@ -91,6 +97,7 @@ class Library {
  private:
   TaskGraph& graph_;
   Block layer_;
+  std::vector<std::vector<BlockParam>> layer_params_;  // by tensor index
   std::vector<Block> embedding_, head_;
   std::map<std::tuple<const Block*, Part, std::size_t>, SegmentId> segment_of_;
   std::map<ChunkKey, SegmentId> chunk_segment_;
@@ -220,7 +227,7 @@ class RankLowerer {
   }
 
   void addParams(const Placed& placed) {
-    for (const BlockParam& p : placed.block->params) {
+    for (const BlockParam& p : library_.params(placed.kind, program_.coord.tp)) {
       ParamShard shard;
       shard.name =
           placed.kind == BlockKind::Layer ? "layers." + std::to_string(placed.layer) + "." + p.name : p.name;
