@@ -22,6 +22,7 @@
 namespace bmt::exec {
 namespace {
 
+constexpr double kFirstStepFactor = 10;    // the first step gets that many deadlines: everything is cold
 constexpr std::int64_t kWarmupSteps = 2;  // excluded from CPU time: page faults, first touches
 
 double cpuSeconds() {
@@ -98,7 +99,6 @@ class RankThread {
     std::int64_t cpu_from = 0;
     for (std::int64_t step = 0; step < o.steps && step <= shared_.last_step.load(); ++step) {
       step_ = step;
-      if (program_.rank == 0 && step > 0) shared_.world.setDeadline(o.deadline_s);
       if (program_.rank == 0 && step == std::min(kWarmupSteps, o.steps - 1)) {
         cpu_start = cpuSeconds();
         cpu_from = step;
@@ -158,7 +158,7 @@ class RankThread {
     hyper(ScalarLayout::kCorrection2) = 1 - std::pow(o.beta2, t);
     hyper(ScalarLayout::kClip) = o.clip;
     hyper(ScalarLayout::kLossScale) = 1.0 / static_cast<double>(plan.global_batch * shared_.graph.model.seq_len);
-    communicator_.beginStep();
+    communicator_.beginStep(step == 0 ? kFirstStepFactor * o.deadline_s : o.deadline_s);
     const Ns start = backend_.now();
     runner_.step();
     StepReport report;
@@ -293,7 +293,7 @@ TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, con
   throwIfAny(verify(graph), "the lowered programs");
   requireMemory(graph);
 
-  Shared shared{graph, batches, options, InProcessWorld(options.deadline_s * 10), {}, {}, {}, {}, {}};
+  Shared shared{graph, batches, options, InProcessWorld(options.deadline_s), {}, {}, {}, {}, {}};
   shared.last_step = options.steps - 1;
   shared.result.peak_memory.resize(graph.ranks.size());
   shared.result.comm_bytes.resize(kNumTaskKinds);

@@ -6,39 +6,12 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "kernels/cpu/kernels.h"
+#include "executor/comm/reduce.h"
 
 namespace bmt::exec {
 namespace {
 
 constexpr int kWakeUpMs = 50;  // how often a sleeping rank looks for an abort or its deadline
-
-// to [n] = sum over members of their [offset, offset + n), in member order. `to` may be one of the sources: blocks are summed
-// aside first.
-void sumSlices(const std::vector<const void*>& sources, std::int64_t offset, std::int64_t n, DType dtype, void* to) {
-  constexpr std::int64_t kBlock = 2048;
-  if (dtype == DType::F64) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      double sum = 0;
-      for (const void* source : sources) sum += static_cast<const double*>(source)[offset + i];
-      static_cast<double*>(to)[i] = sum;
-    }
-    return;
-  }
-  float block[kBlock];
-  for (std::int64_t first = 0; first < n; first += kBlock) {
-    const std::int64_t count = std::min(kBlock, n - first);
-    const auto at = [&](std::size_t member) { return static_cast<const float*>(sources[member]) + offset + first; };
-    if (sources.size() == 1) {
-      std::memcpy(block, at(0), static_cast<std::size_t>(count) * 4);
-    } else {
-      kernels::cpu::kernels().add(block, at(0), at(1), count);
-      for (std::size_t member = 2; member < sources.size(); ++member)
-        kernels::cpu::kernels().add(block, block, at(member), count);
-    }
-    std::memcpy(static_cast<float*>(to) + first, block, static_cast<std::size_t>(count) * 4);
-  }
-}
 
 }  // namespace
 
@@ -62,7 +35,8 @@ std::string InProcessWorld::reason() const {
 
 void InProcessCommunicator::run(Lane lane, const CommCall& call) {
   times_.push_back(std::make_unique<Times>());
-  BMT_CHECK(static_cast<std::size_t>(call.order) + 1 == times_.size(), "communications are captured in order");
+  BMT_CHECK(static_cast<std::size_t>(call.order) + 1 == times_.size(),
+            "communications are captured in order");
   backend_.enqueue(lane, [this, call, meeting = world_.meeting(call.group, call.seq, call.members.size()),
                           times = times_.back().get()] { execute(call, *meeting, *times); });
 }
@@ -99,7 +73,8 @@ void InProcessCommunicator::barrier(const CommCall& call, Meeting& meeting) {
       std::vector<RankId> missing;
       const std::uint32_t posts = meeting.arrivals[static_cast<std::size_t>(call.index)].load();
       for (std::size_t member = 0; member < meeting.arrivals.size(); ++member) {
-        if (static_cast<std::int32_t>(meeting.arrivals[member].load() - posts) < 0) missing.push_back(call.members[member]);
+        if (static_cast<std::int32_t>(meeting.arrivals[member].load() - posts) < 0)
+          missing.push_back(call.members[member]);
       }
       fail(call, fmt::format("waited {:.1f} s (limit {} s) for rank(s) {}", waited, world_.deadline(),
                              missing.empty() ? std::string("in the middle of the transfer")
@@ -124,27 +99,33 @@ void InProcessCommunicator::execute(const CommCall& call, Meeting& meeting, Time
 
   const Bytes element = sizeOf(call.dtype);
   const auto shard = call.count / static_cast<std::int64_t>(n);
-  const auto at = [&](void* base, std::int64_t offset) { return static_cast<char*>(base) + offset * element; };
-  const auto read = [&](const void* base, std::int64_t offset) { return static_cast<const char*>(base) + offset * element; };
+  const auto at = [&](void* base, std::int64_t offset) {
+    return static_cast<char*>(base) + offset * element;
+  };
+  const auto read = [&](const void* base, std::int64_t offset) {
+    return static_cast<const char*>(base) + offset * element;
+  };
   switch (call.kind) {
     case CommKind::AllReduce: {
-      // Every member sums one slice of all buffers, then collects the other slices. The last slice takes the remainder.
+      // Every member sums one slice of all buffers, then collects the other slices. The last slice takes the
+      // remainder.
       const auto slice = [&](std::size_t member) {
         const std::int64_t begin = static_cast<std::int64_t>(member) * shard;
         return std::pair(begin, member + 1 == n ? call.count - begin : shard);
       };
       const auto [begin, count] = slice(index);
-      sumSlices(meeting.src, begin, count, call.dtype, at(call.dst, begin));
+      sumInOrder(meeting.src, begin, count, call.dtype, at(call.dst, begin));
       barrier(call, meeting);
       for (std::size_t member = 0; member < n; ++member) {
         if (member == index) continue;
         const auto [from, size] = slice(member);
-        std::memcpy(at(call.dst, from), read(meeting.dst[member], from), static_cast<std::size_t>(size * element));
+        std::memcpy(at(call.dst, from), read(meeting.dst[member], from),
+                    static_cast<std::size_t>(size * element));
       }
       break;
     }
     case CommKind::ReduceScatter:
-      sumSlices(meeting.src, static_cast<std::int64_t>(index) * shard, shard, call.dtype, call.dst);
+      sumInOrder(meeting.src, static_cast<std::int64_t>(index) * shard, shard, call.dtype, call.dst);
       break;
     case CommKind::AllGather:
       for (std::size_t member = 0; member < n; ++member) {
@@ -153,8 +134,11 @@ void InProcessCommunicator::execute(const CommCall& call, Meeting& meeting, Time
           std::memcpy(to, meeting.src[member], static_cast<std::size_t>(shard * element));
       }
       break;
-    case CommKind::Recv: std::memcpy(call.dst, meeting.src[0], static_cast<std::size_t>(call.count * element)); break;
-    case CommKind::Send: break;  // the receiver reads
+    case CommKind::Recv:
+      std::memcpy(call.dst, meeting.src[0], static_cast<std::size_t>(call.count * element));
+      break;
+    case CommKind::Send:
+      break;  // the receiver reads
   }
   barrier(call, meeting);
 }

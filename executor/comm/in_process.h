@@ -1,5 +1,5 @@
-// In-process communicator: ranks are threads of one process and read each other's buffers directly. Reductions add in rank
-// order, so results are the same in every run and on every rank.
+// In-process communicator: ranks are threads of one process and read each other's buffers directly.
+// Reductions add in rank order, so results are the same in every run and on every rank.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@ namespace bmt::exec {
 struct Meeting {
   explicit Meeting(std::size_t n) : num_members(static_cast<std::uint32_t>(n)), src(n), dst(n), arrivals(n) {}
   std::uint32_t num_members;
-  Word count{0};                           // barrier arrivals since the start
-  std::vector<const void*> src;            // published before the first barrier
+  Word count{0};                 // barrier arrivals since the start
+  std::vector<const void*> src;  // published before the first barrier
   std::vector<void*> dst;
   std::vector<std::atomic<std::uint32_t>> arrivals;  // per member: how often it posted
 };
@@ -53,8 +53,10 @@ class InProcessCommunicator final : public Communicator {
   void abort(const std::string& reason) override { world_.abort(reason); }
   Ns postedAt(std::int32_t order) const override { return times_[static_cast<std::size_t>(order)]->posted; }
   Ns startedAt(std::int32_t order) const override { return times_[static_cast<std::size_t>(order)]->started; }
-  // Before every replay: communications are posted in order from 0 again.
-  void beginStep() { posted_.store(0, std::memory_order_release); }
+  void beginStep(double deadline_s) override {
+    world_.setDeadline(deadline_s);
+    posted_.store(0, std::memory_order_release);
+  }
 
  private:
   struct Times {

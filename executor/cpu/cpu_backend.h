@@ -44,9 +44,9 @@ class CpuBackend final : public Backend {
  private:
   enum class Command : std::uint8_t { Launch, Copy, Call, Record, Wait };
   struct Item {
-    Command command;
+    Command command = Command::Wait;
     EventId event = -1;
-    Op op;
+    Op op{};
     OperandPointers operands{};
     Bytes bytes = 0;
     std::int32_t call = -1;  // index in calls_
