@@ -57,6 +57,7 @@ Plan onOneRank(const Plan& plan) {
   Plan one;
   one.micro_batch = plan.micro_batch;
   one.global_batch = plan.global_batch;
+  one.loss_chunk = plan.loss_chunk;  // part of the summation order
   return one;
 }
 
