@@ -5,7 +5,7 @@
 #include "core/json.h"
 #include "simulator/report.h"
 #include "traces/chrome_trace.h"
-#include "traces/svg.h"
+#include "traces/timeline_svg.h"
 
 namespace bmt::cli {
 namespace {
