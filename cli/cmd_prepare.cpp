@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "core/json.h"
 #include "core/suggest.h"
+#include "core/units.h"
 #include "executor/token_file.h"
 #include "executor/tokenizer.h"
 
