@@ -81,6 +81,9 @@ struct Table {
   void (*adamW)(float* p, float* m, float* v, const float* g, Int n, float lr, float beta1, float beta2, float eps,
                 float weight_decay, float correction1, float correction2, float grad_scale);
   void (*add)(float* out, const float* a, const float* b, Int n);  // out may alias a or b
+
+  // Multiply-adds in registers, for the peak rate: returns the floating-point operations done; *sink keeps the result.
+  double (*fmaPeak)(Int rounds, float* sink);
 };
 
 // The table in use: the best the CPU supports, or the one that environment variable BMT_ISA (v2, v3, v4) asks for. Aborts

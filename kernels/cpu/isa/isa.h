@@ -35,5 +35,6 @@ void crossEntropyBackward(float*, const float*, const std::int32_t*, double*, In
 double sumOfSquares(const float*, Int);
 void adamW(float*, float*, float*, const float*, Int, float, float, float, float, float, float, float, float);
 void add(float*, const float*, const float*, Int);
+double fmaPeak(Int, float*);
 
 }  // namespace bmt::kernels::cpu::BMT_ISA

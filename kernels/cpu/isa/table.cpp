@@ -69,7 +69,8 @@ const Table& table() {
                               crossEntropyBackward,
                               sumOfSquares,
                               adamW,
-                              add};
+                              add,
+                              fmaPeak};
   return instance;
 }
 
