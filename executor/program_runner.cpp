@@ -117,7 +117,15 @@ std::vector<Bytes> ProgramRunner::commBytes() const {
   for (const Task& task : program_.tasks) {
     if (task.comm < 0) continue;
     const Comm& comm = program_.comms[static_cast<std::size_t>(task.comm)];
-    if (comm.kind != CommKind::Recv) bytes[static_cast<std::size_t>(task.kind)] += comm.bytes();
+    const auto n = static_cast<Bytes>(graph_.mesh.members(comm.group).size());
+    Bytes& sum = bytes[static_cast<std::size_t>(task.kind)];
+    switch (comm.kind) {
+      case CommKind::AllReduce: sum += 2 * comm.bytes() * (n - 1) / n; break;
+      case CommKind::AllGather:
+      case CommKind::ReduceScatter: sum += comm.bytes() * (n - 1) / n; break;
+      case CommKind::Send: sum += comm.bytes(); break;
+      case CommKind::Recv: break;
+    }
   }
   return bytes;
 }

@@ -38,8 +38,8 @@ class ProgramRunner {
   std::vector<trace::Span> spans() const;
   // Highest arena byte that any captured operation touches; equals program.arena.
   Bytes highWater() const { return high_water_; }
-  // Payload bytes this rank sends per step, by TaskKind (collectives: ring-equivalent bytes are up to the reader; this is
-  // the buffer size of each communication).
+  // Bytes that this rank sends per step, by TaskKind: an all-reduce sends 2 (n - 1) / n of its buffer, a gather or scatter
+  // (n - 1) / n (Patarasuk and Yuan 2009).
   std::vector<Bytes> commBytes() const;
   // Fills everything that is not persistent with NaN, so that a wrong lifetime shows (tests).
   void poison();
