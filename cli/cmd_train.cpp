@@ -1,15 +1,15 @@
-// bmtrain train: runs a plan for real, on this machine's CPU, and says how fast it was.
+// bmtrain train: runs a plan on this machine, ranks as threads, and reports what it measured beside what was predicted.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
+#include <atomic>
+#include <charconv>
 #include <csignal>
-#include <memory>
 
 #include "cli/command.h"
 #include "core/json.h"
 #include "core/lower.h"
-#include "core/units.h"
 #include "executor/data_loader.h"
 #include "executor/trainer.h"
 #include "simulator/report.h"
@@ -18,220 +18,172 @@
 namespace bmt::cli {
 namespace {
 
-constexpr std::int64_t kTracedSteps = 9;  // the last ones; the median of them is written
-constexpr std::size_t kWarmupSteps = 2;   // not counted in the step time
-constexpr std::int64_t kProgressLines = 40;
-
 struct Options {
-  std::string model, cluster, plan, data, trace, profile, device = "cpu", comm = "threads", inject;
+  std::string model, cluster, plan, data, profile, trace, device = "cpu", comm = "threads", inject;
   std::int64_t seq = 0, steps = 100, warmup = -1;
-  double lr = 1e-3, min_lr = -1, clip = 1.0, timeout = 30;
+  double lr = 1e-3, min_lr = -1, clip = 1, weight_decay = 0.1, deadline = 30;
 };
 
-std::atomic<bool> stop_requested{false};
-void onInterrupt(int) {
-  stop_requested = true;
+std::atomic<bool> interrupted{false};
+void onInterrupt(int) { interrupted = true; }
+
+void parseInjection(const std::string& text, exec::TrainOptions& train) {
+  const auto number = [&](std::string_view part) {
+    std::int32_t value = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    if (error != std::errc{} || end != part.data() + part.size() || value < 0)
+      throw Error(ErrorKind::BadInput, fmt::format("--inject '{}': expected kill:RANK:STEP", text));
+    return value;
+  };
+  const std::size_t colon = text.find(':', 5);
+  if (!text.starts_with("kill:") || colon == std::string::npos)
+    throw Error(ErrorKind::BadInput, fmt::format("--inject '{}': expected kill:RANK:STEP", text));
+  train.kill_rank = number(std::string_view(text).substr(5, colon - 5));
+  train.kill_step = number(std::string_view(text).substr(colon + 1));
 }
 
-// "kill:RANK:STEP"
-void parseInject(const std::string& text, std::int32_t num_ranks, exec::TrainOptions& options) {
-  if (text.empty()) return;
-  std::int64_t rank = -1, step = -1;
-  int used = 0;
-  if (std::sscanf(text.c_str(), "kill:%ld:%ld%n", &rank, &step, &used) != 2 ||
-      used != static_cast<int>(text.size()) || rank < 0 || rank >= num_ranks || step < 0)
-    throw Error(
-        ErrorKind::BadInput,
-        fmt::format("--inject '{}': expected kill:RANK:STEP with a rank from 0 to {} and a step from 0", text,
-                    num_ranks - 1));
-  options.kill_rank = static_cast<RankId>(rank);
-  options.kill_step = step;
+void requireSupported(const Options& o) {
+  if (o.device == "cuda") throw Error(ErrorKind::Runtime, "--device cuda: this version has no CUDA backend; use --device cpu");
+  if (o.device != "cpu") throw Error(ErrorKind::BadInput, fmt::format("--device '{}': expected cpu or cuda", o.device));
+  if (o.comm != "threads")
+    throw Error(ErrorKind::BadInput, fmt::format("--comm '{}': this version runs ranks as threads only (--comm threads)", o.comm));
 }
 
-exec::DataLoader openData(const Options& o, const ModelSpec& model, const Plan& plan, std::uint64_t seed) {
-  exec::TokenFile file = exec::readTokenFile(o.data);
-  for (std::size_t i = 0; i < file.tokens.size(); ++i) {
-    if (file.tokens[i] < 0 || file.tokens[i] >= model.vocab)
-      throw Error(
-          ErrorKind::BadInput,
-          fmt::format("token {} at position {} is outside the model's vocabulary of {}; use a model with a "
-                      "vocabulary of at least {}, or prepare the text with a smaller one",
-                      file.tokens[i], i, model.vocab, std::max(file.vocab, std::int64_t{file.tokens[i]} + 1)),
-          o.data);
-  }
-  return exec::DataLoader(std::move(file), model.seq_len, plan.global_batch, seed);
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
 }
 
-double medianSeconds(const std::vector<exec::StepReport>& steps) {
+// Median after a warm-up of two steps, where there are that many.
+double stepTime(const exec::TrainResult& result) {
   std::vector<double> seconds;
-  for (std::size_t i = steps.size() > kWarmupSteps ? kWarmupSteps : 0; i < steps.size(); ++i)
-    seconds.push_back(steps[i].seconds);
-  if (seconds.empty()) return 0;
-  std::sort(seconds.begin(), seconds.end());
-  return seconds[seconds.size() / 2];
-}
-
-struct Outcome {
-  const ModelSpec& model;
-  const Plan& plan;
-  const exec::TrainResult& result;
-  double step_time_s, tokens_per_s;
-  double predicted_s;  // 0 = no profile was given
-  double errorPct() const { return 100 * (predicted_s - step_time_s) / step_time_s; }
-};
-
-void printJson(const Outcome& o, const Options& options) {
-  std::vector<double> losses, norms;
-  for (const exec::StepReport& step : o.result.steps) {
-    losses.push_back(step.loss);
-    norms.push_back(step.grad_norm);
+  for (const exec::StepReport& step : result.steps) {
+    if (step.step >= 2 || result.steps.size() <= 2) seconds.push_back(step.seconds);
   }
-  Json json{{"schema", "bmtrain.train/1"},
-            {"model", o.model.name},
-            {"plan", planToText(o.plan)},
-            {"device", options.device},
-            {"comm", options.comm},
-            {"num_ranks", o.plan.numRanks()},
-            {"steps", o.result.steps.size()},
-            {"losses", losses},
-            {"final_loss", losses.empty() ? Json() : Json(losses.back())},
-            {"grad_norms", norms},
-            {"skipped_steps", 0},
-            {"step_time_s", o.step_time_s},
-            {"tokens_per_s", o.tokens_per_s},
-            {"cpu_s_per_step", o.result.cpu_seconds_per_step},
-            {"peak_memory_bytes", o.result.peak_memory},
-            {"peak_rss_bytes", o.result.peak_rss}};
-  json["predicted_step_time_s"] = o.predicted_s > 0 ? Json(o.predicted_s) : Json();
-  json["prediction_error_pct"] = o.predicted_s > 0 ? Json(o.errorPct()) : Json();
-  const auto wire = [&](TaskKind kind) { return o.result.comm_bytes[static_cast<std::size_t>(kind)]; };
-  json["bytes_on_wire"] = {{"tensor", wire(TaskKind::TensorComm)},
-                           {"data", wire(TaskKind::DataComm)},
-                           {"pipeline", wire(TaskKind::PipeComm)}};
-  json["rebalances"] = Json::array();
-  json["checkpoint"] = Json();
-  fmt::print("{}\n", json.dump(2));
+  return median(std::move(seconds));
 }
 
-void printText(const Outcome& o, const Options& options) {
-  const auto& steps = o.result.steps;
-  const Bytes peak = *std::max_element(o.result.peak_memory.begin(), o.result.peak_memory.end());
-  fmt::print("{}: {} steps of {} on {} ranks ({}), loss {:.4f} -> {:.4f}\n", o.model.name, steps.size(),
-             planToText(o.plan), o.plan.numRanks(), options.comm, steps.front().loss, steps.back().loss);
-  fmt::print("  step {} (median), {:.0f} tokens/s, {:.1f} ms of CPU per step\n",
-             formatDuration(o.step_time_s), o.tokens_per_s, 1e3 * o.result.cpu_seconds_per_step);
-  fmt::print("  arena {} on the largest rank, {} resident at most\n", formatBytes(peak),
-             formatBytes(o.result.peak_rss));
-  if (o.predicted_s > 0)
-    fmt::print("  predicted step {}: error {:+.1f} %\n", formatDuration(o.predicted_s), o.errorPct());
+std::string resultToJson(const exec::TrainResult& result, const Plan& plan, const Options& o, double step_s, double tokens,
+                         double predicted_s) {
+  Json json{{"schema", "bmtrain.train/1"}, {"plan", planToText(plan)}, {"device", o.device}, {"num_ranks", plan.numRanks()},
+            {"steps", result.steps.size()}, {"losses", Json::array()}, {"grad_norms", Json::array()}};
+  for (const exec::StepReport& step : result.steps) {
+    json["losses"].push_back(step.loss);
+    json["grad_norms"].push_back(step.grad_norm);
+  }
+  json["final_loss"] = result.steps.empty() ? Json() : Json(result.steps.back().loss);
+  json["step_time_s"] = step_s;
+  json["tokens_per_s"] = step_s > 0 ? tokens / step_s : 0;
+  json["cpu_s_per_step"] = result.cpu_seconds_per_step;
+  json["peak_memory_bytes"] = result.peak_memory;
+  json["peak_rss_bytes"] = result.peak_rss;
+  json["predicted_step_time_s"] = predicted_s > 0 ? Json(predicted_s) : Json();
+  json["prediction_error_pct"] = predicted_s > 0 ? Json(100 * (predicted_s - step_s) / step_s) : Json();
+  json["skipped_steps"] = 0;
+  const auto bytes = [&](TaskKind kind) { return result.comm_bytes[static_cast<std::size_t>(kind)]; };
+  json["bytes_on_wire"] = {{"tensor", bytes(TaskKind::TensorComm)}, {"data", bytes(TaskKind::DataComm)},
+                           {"pipeline", bytes(TaskKind::PipeComm)}};
+  json["rebalances"] = 0;
+  json["checkpoint"] = nullptr;
+  return json.dump(2) + "\n";
 }
 
 int run(const Globals& globals, const Options& o) {
-  if (o.device != "cpu") throw Error(ErrorKind::Runtime, "no CUDA backend in this build; use --device cpu");
-  if (o.comm == "mpi") throw Error(ErrorKind::Runtime, "--comm mpi is not part of this build; use --comm threads");
+  requireSupported(o);
   ModelSpec model = loadModel(o.model);
   if (o.seq > 0) model.seq_len = o.seq;
   const Plan plan = loadPlan(o.plan);
-  const ClusterSpec cluster = o.cluster.empty() ? localCluster(plan.numRanks()) : loadCluster(o.cluster);
-  throwIfAny(validateModel(model), "the model is not legal");
+  const ClusterSpec cluster = loadCluster(o.cluster.empty() ? fmt::format("local:{}", plan.numRanks()) : o.cluster);
   throwIfAny(validatePlan(model, cluster, plan), "the plan is not legal");
-  const exec::DataLoader data = openData(o, model, plan, globals.seed);
+  if (cluster.groups.front().device.kind != DeviceKind::Cpu)
+    throw Error(ErrorKind::BadInput, fmt::format("--cluster {}: this version trains on local[:RANKS] only", cluster.name));
+  const exec::TokenFile tokens = exec::readTokenFile(o.data);
+  if (tokens.vocab > model.vocab)
+    throw Error(ErrorKind::BadInput, fmt::format("has a vocabulary of {}, but the model {} has {}", tokens.vocab, model.name, model.vocab),
+                o.data);
+  const std::int32_t largest = tokens.tokens.empty() ? 0 : *std::max_element(tokens.tokens.begin(), tokens.tokens.end());
+  if (largest >= model.vocab)
+    throw Error(ErrorKind::BadInput, fmt::format("holds token {}, but the model {} has a vocabulary of {}", largest, model.name, model.vocab),
+                o.data);
+  const exec::DataLoader loader(tokens, model.seq_len, plan.global_batch, globals.seed);
 
-  exec::TrainOptions options;
-  options.steps = o.steps;
-  options.lr = o.lr;
-  options.min_lr = o.min_lr >= 0 ? o.min_lr : 0.1 * o.lr;
-  options.warmup = o.warmup >= 0 ? o.warmup : std::min<std::int64_t>(100, o.steps / 10);
-  options.clip = o.clip;
-  options.seed = globals.seed;
-  options.deadline_s = o.timeout;
-  options.trace_steps = o.trace.empty() ? 0 : std::min(kTracedSteps, o.steps);
-  options.stop = &stop_requested;
-  parseInject(o.inject, plan.numRanks(), options);
-  const double tokens = static_cast<double>(plan.global_batch * model.seq_len);
-  const std::int64_t every = std::max<std::int64_t>(1, o.steps / kProgressLines);
+  double predicted_s = 0;
+  if (!o.profile.empty())
+    predicted_s = sim::simulatePlan(model, cluster, plan, trace::loadProfile(o.profile), RankSelection::All, Granularity::Layer)
+                      .report.step_time_s;
+
+  const TaskGraph graph = lower(model, cluster, plan, RankSelection::All, Granularity::Layer);
+  exec::TrainOptions train;
+  train.steps = o.steps;
+  train.lr = o.lr;
+  train.min_lr = o.min_lr >= 0 ? o.min_lr : o.lr / 10;
+  train.warmup = o.warmup >= 0 ? o.warmup : std::min<std::int64_t>(o.steps / 10, 100);
+  train.clip = o.clip;
+  train.weight_decay = o.weight_decay;
+  train.seed = globals.seed;
+  train.deadline_s = o.deadline;
+  train.trace_steps = o.trace.empty() ? 0 : std::min<std::int64_t>(11, std::max<std::int64_t>(1, o.steps - 2));
+  if (!o.inject.empty()) parseInjection(o.inject, train);
+  train.stop = &interrupted;
+  std::signal(SIGINT, onInterrupt);
+  std::signal(SIGTERM, onInterrupt);
+  const double tokens_per_step = static_cast<double>(plan.global_batch * model.seq_len);
+  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  const std::int64_t every = terminal ? 1 : std::max<std::int64_t>(1, o.steps / 20);
   if (!globals.quiet && !globals.no_progress) {
-    options.on_step = [&, every, tokens](const exec::StepReport& step) {
-      if (step.step > 2 && step.step % every != 0 && step.step + 1 != o.steps) return;
-      fmt::print(stderr,
-                 "step {:>{}}/{}  loss {:.4f}  lr {:.2e}  grad norm {:.3f}  {:.0f} tok/s  {:.1f} ms\n",
-                 step.step + 1, fmt::formatted_size("{}", o.steps), o.steps, step.loss, step.lr,
-                 step.grad_norm, tokens / step.seconds, 1e3 * step.seconds);
+    train.on_step = [&](const exec::StepReport& s) {
+      if (s.step % every != 0 && s.step + 1 != o.steps) return;
+      fmt::print(stderr, "{}step {:>5}  loss {:8.4f}  grad norm {:8.3f}  lr {:.2e}  {:>9}  {:>7.0f} tokens/s{}", terminal ? "\r" : "",
+                 s.step, s.loss, s.grad_norm, s.lr, formatDuration(s.seconds), tokens_per_step / s.seconds, terminal ? "" : "\n");
     };
   }
-  double predicted_s = 0;
-  if (!o.profile.empty()) {
-    predicted_s = sim::simulatePlan(model, cluster, plan, sim::chooseProfile(cluster, o.profile),
-                                    RankSelection::Folded, Granularity::Layer)
-                      .report.step_time_s;
-  }
-  std::signal(SIGINT, onInterrupt);
-  const TaskGraph graph = lower(model, cluster, plan, RankSelection::All, Granularity::Layer);
   exec::TrainResult result = exec::trainThreads(
       graph,
-      [&data](std::int64_t step, std::int64_t begin, std::int64_t end, std::int32_t* tokens_out,
-              std::int32_t* targets_out) { data.read(step, begin, end, tokens_out, targets_out); },
-      options);
-  if (!o.trace.empty()) {
-    result.trace.cluster = cluster.name;
-    trace::writeTrace(result.trace, o.trace);
-  }
-  const double step_time_s = medianSeconds(result.steps);
-  const Outcome outcome{model, plan, result, step_time_s, tokens / step_time_s, predicted_s};
+      [&](std::int64_t step, std::int64_t begin, std::int64_t end, std::int32_t* in, std::int32_t* out) {
+        loader.read(step, begin, end, in, out);
+      },
+      train);
+  if (terminal && train.on_step) fmt::print(stderr, "\n");
+  result.trace.cluster = cluster.name;
+  if (!o.trace.empty() && !result.trace.spans.empty()) trace::writeTrace(result.trace, o.trace);
+  const double step_s = stepTime(result);
   if (globals.json) {
-    printJson(outcome, o);
-  } else if (!globals.quiet) {
-    printText(outcome, o);
+    fmt::print("{}", resultToJson(result, plan, o, step_s, tokens_per_step, predicted_s));
+  } else if (!globals.quiet && !result.steps.empty()) {
+    fmt::print("{} steps of {} with {}: loss {:.4f} -> {:.4f}\n", result.steps.size(), model.name, planToText(plan),
+               result.steps.front().loss, result.steps.back().loss);
+    fmt::print("measured step {} (median), {:.0f} tokens/s, {} CPU per step, peak arena {} per rank, resident {}\n",
+               formatDuration(step_s), tokens_per_step / step_s, formatDuration(result.cpu_seconds_per_step),
+               formatBytes(*std::max_element(result.peak_memory.begin(), result.peak_memory.end())), formatBytes(result.peak_rss));
+    if (predicted_s > 0)
+      fmt::print("predicted step {}: {:+.1f} % from the measured one\n", formatDuration(predicted_s), 100 * (predicted_s - step_s) / step_s);
   }
-  if (!result.stopped) return 0;
-  fmt::print(stderr, "bmtrain: interrupted after step {} of {}\n", result.steps.size(), o.steps);
-  return 130;
+  return interrupted ? 130 : 0;
 }
 
 }  // namespace
 
 void addTrain(CLI::App& app, const Globals& globals, Action& action) {
-  CLI::App* const command = app.add_subcommand("train", "Run a plan for real and measure it");
-  command->footer(
-      "Example: bmtrain train --model examples/demo-model.json --plan dp=2,pp=2,mb=1,gb=8 --data text.bin "
-      "--steps 100 --trace step.trace.json");
+  CLI::App* const command = app.add_subcommand("train", "Run a plan on this machine");
   const auto o = std::make_shared<Options>();
   command->add_option("--model", o->model, "Preset, config.json or model file")->required();
   command->add_option("--plan", o->plan, "Plan text or file")->required();
-  command->add_option("--data", o->data, "Token file (bmtrain prepare)")->required();
-  command->add_option("--cluster", o->cluster, "Default: local with as many ranks as the plan has");
+  command->add_option("--data", o->data, "Token file from bmtrain prepare")->required();
+  command->add_option("--cluster", o->cluster, "local:RANKS; default: as many ranks as the plan has");
+  command->add_option("--steps", o->steps, "Steps to train")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--seq", o->seq, "Sequence length instead of the model's")->check(CLI::PositiveNumber);
-  command->add_option("--steps", o->steps, "Steps to train")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--device", o->device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
-  command->add_option("--comm", o->comm, "Ranks are threads of this process, or MPI processes")
-      ->check(CLI::IsMember({"threads", "mpi"}))
-      ->capture_default_str();
-  command->add_option("--trace", o->trace,
-                      "Write the measured trace of the median of the last 9 steps (.gz: compressed)");
-  command->add_option("--profile", o->profile, "Cost profile: also predict the step and state the error");
-  command->add_option("--lr", o->lr, "Peak learning rate")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command->add_option("--min-lr", o->min_lr, "Learning rate at the end of the cosine; default lr / 10")
-      ->check(CLI::NonNegativeNumber);
-  command
-      ->add_option("--warmup", o->warmup,
-                   "Steps of linear warm-up; default a tenth of the steps, at most 100")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--clip", o->clip, "Largest global gradient norm; 0 = no clipping")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command
-      ->add_option("--timeout", o->timeout,
-                   "Seconds that one communication may take (the first step: 10 times)")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--inject", o->inject,
-                      "For tests: kill:RANK:STEP lets that rank die in the middle of that step");
+  command->add_option("--device", o->device, "cpu")->capture_default_str();
+  command->add_option("--comm", o->comm, "threads: ranks are threads of this process")->capture_default_str();
+  command->add_option("--profile", o->profile, "Also predict the step with this cost profile");
+  command->add_option("--trace", o->trace, "Write the measured trace of a typical late step");
+  command->add_option("--lr", o->lr, "Peak learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--min-lr", o->min_lr, "Learning rate at the end; default: a tenth")->check(CLI::NonNegativeNumber);
+  command->add_option("--warmup", o->warmup, "Steps of linear warm-up; default: a tenth of --steps")->check(CLI::NonNegativeNumber);
+  command->add_option("--clip", o->clip, "Global gradient norm limit; 0 = none")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--weight-decay", o->weight_decay, "Decoupled, on matrices")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--deadline", o->deadline, "Seconds a communication may wait")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--inject", o->inject, "kill:RANK:STEP lets that rank fail in mid-step (tests)");
   command->callback([&globals, &action, o] { action = [&globals, o] { return run(globals, *o); }; });
 }
 
