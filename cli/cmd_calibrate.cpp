@@ -1,8 +1,10 @@
-// bmtrain calibrate: measures what the CPU backend's ops and collectives cost on this machine and fits a cost profile.
+// bmtrain calibrate: measures what the CPU backend's ops and collectives cost on this machine and fits a cost
+// profile.
 //
-// Ops are those that real blocks of several sizes lower to, run through the executor's own dispatch on buffers that rotate
-// through more memory than the caches hold, as in training. Collectives run through the in-process communicator. Where more
-// ranks than cores take part, the time is divided by ranks / cores: the simulator shares cores itself.
+// Ops are those that real blocks of several sizes lower to, run through the executor's own dispatch on
+// buffers that rotate through more memory than the caches hold, as in training. Collectives run through the
+// in-process communicator. Where more ranks than cores take part, the time is divided by ranks / cores: the
+// simulator shares cores itself.
 #include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
@@ -39,7 +41,9 @@ struct Options {
 constexpr std::size_t kPoolFloats = std::size_t{24} << 20;  // 96 MiB: more than the last-level cache
 constexpr std::int64_t kNumSlots = 8;                       // of the scalars buffer
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 std::int32_t usableCores() {
   cpu_set_t set;
@@ -52,7 +56,8 @@ double quantile(std::vector<double> values, double q) {
   return values[static_cast<std::size_t>(q * static_cast<double>(values.size() - 1))];
 }
 
-// Memory for the operands of one op at a time. Regions rotate, so that weights and gradients are cold as in training.
+// Memory for the operands of one op at a time. Regions rotate, so that weights and gradients are cold as in
+// training.
 class OpBench {
  public:
   OpBench() : pool_(kPoolFloats), ints_(std::size_t{1} << 20), scalars_(64, 0.0) {
@@ -61,8 +66,12 @@ class OpBench {
     for (std::int32_t& x : ints_) x = static_cast<std::int32_t>(random() % 64);
     ScalarLayout layout;
     layout.num_slots = kNumSlots;
-    for (const auto& [which, value] : {std::pair(ScalarLayout::kLr, 1e-9), {ScalarLayout::kBeta1, 0.9}, {ScalarLayout::kBeta2, 0.95},
-                                       {ScalarLayout::kEps, 1e-8}, {ScalarLayout::kCorrection1, 0.5}, {ScalarLayout::kCorrection2, 0.5}})
+    for (const auto& [which, value] : {std::pair(ScalarLayout::kLr, 1e-9),
+                                       {ScalarLayout::kBeta1, 0.9},
+                                       {ScalarLayout::kBeta2, 0.95},
+                                       {ScalarLayout::kEps, 1e-8},
+                                       {ScalarLayout::kCorrection1, 0.5},
+                                       {ScalarLayout::kCorrection2, 0.5}})
       scalars_[static_cast<std::size_t>(layout.hyper(which))] = value;
     scalars_[static_cast<std::size_t>(layout.result(ScalarLayout::kGradScale))] = 1;
   }
@@ -85,7 +94,8 @@ class OpBench {
  private:
   exec::OperandPointers place(const OpCall& call) {
     exec::OperandPointers pointers{};
-    // Every operand gets room for the largest tensor of the op; the pool is far larger than any op of the grid.
+    // Every operand gets room for the largest tensor of the op; the pool is far larger than any op of the
+    // grid.
     const auto footprint = static_cast<std::size_t>(bytesMoved(call.op) / 4) + 4096;
     for (std::size_t i = 0; i < call.operands.size(); ++i) {
       const Region region = call.operands[i].region;
@@ -124,7 +134,8 @@ std::vector<OpCall> opsOf(const ModelSpec& model, std::int64_t batch, std::int64
   const auto add = [&](const std::vector<Piece>& pieces) {
     for (const Piece& piece : pieces) calls.insert(calls.end(), piece.ops.begin(), piece.ops.end());
   };
-  for (const Block& block : {buildEmbeddingBlock(shape), buildLayerBlock(shape), buildHeadBlock(shape, HeadTable::Own)}) {
+  for (const Block& block :
+       {buildEmbeddingBlock(shape), buildLayerBlock(shape), buildHeadBlock(shape, HeadTable::Own)}) {
     add(block.forward);
     add(block.backward);
     OpCall norm, adam;
@@ -171,13 +182,15 @@ ModelSpec gridModel(const GridPoint& g) {
 }
 
 std::vector<trace::OpFit> fitOps(OpBench& bench, const Options& o) {
-  std::vector<GridPoint> grid{{Family::Gpt2, 128, 4, 64, 2, 2048, 1},   {Family::Gpt2, 256, 4, 128, 1, 4096, 1},
-                              {Family::Gpt2, 256, 4, 128, 4, 4096, 1},  {Family::Gpt2, 256, 4, 128, 2, 4096, 2},
-                              {Family::Llama, 128, 4, 128, 1, 2048, 1}, {Family::Llama, 256, 8, 128, 2, 4096, 2}};
+  std::vector<GridPoint> grid{
+      {Family::Gpt2, 128, 4, 64, 2, 2048, 1},   {Family::Gpt2, 256, 4, 128, 1, 4096, 1},
+      {Family::Gpt2, 256, 4, 128, 4, 4096, 1},  {Family::Gpt2, 256, 4, 128, 2, 4096, 2},
+      {Family::Llama, 128, 4, 128, 1, 2048, 1}, {Family::Llama, 256, 8, 128, 2, 4096, 2}};
   if (!o.quick) {
-    for (const GridPoint& g : {GridPoint{Family::Gpt2, 512, 8, 256, 1, 8192, 1}, GridPoint{Family::Gpt2, 320, 5, 128, 2, 4096, 1},
-                               GridPoint{Family::Gpt2, 256, 8, 256, 2, 4096, 4}, GridPoint{Family::Llama, 384, 6, 128, 2, 4096, 1},
-                               GridPoint{Family::Llama, 256, 8, 64, 4, 4096, 4}})
+    for (const GridPoint& g :
+         {GridPoint{Family::Gpt2, 512, 8, 256, 1, 8192, 1}, GridPoint{Family::Gpt2, 320, 5, 128, 2, 4096, 1},
+          GridPoint{Family::Gpt2, 256, 8, 256, 2, 4096, 4}, GridPoint{Family::Llama, 384, 6, 128, 2, 4096, 1},
+          GridPoint{Family::Llama, 256, 8, 64, 4, 4096, 4}})
       grid.push_back(g);
   }
   std::map<OpKind, std::vector<trace::OpSample>> samples;
@@ -254,7 +267,8 @@ double contention(std::int32_t cores) {
   return std::max(0.0, quantile(ratios, 0.5) - 1);
 }
 
-// Seconds of one collective of n thread ranks, median over repeats; all repeats are captured and replayed at once.
+// Seconds of one collective of n thread ranks, median over repeats; all repeats are captured and replayed at
+// once.
 double measureComm(CommKind kind, std::int32_t n, std::int64_t count, int repeats) {
   exec::InProcessWorld world(60);
   std::vector<double> seconds(static_cast<std::size_t>(n), 0);
@@ -263,7 +277,8 @@ double measureComm(CommKind kind, std::int32_t n, std::int64_t count, int repeat
     threads.emplace_back([&, rank] {
       exec::CpuBackend backend;
       exec::InProcessCommunicator communicator(world, backend, rank);
-      std::vector<float> data(static_cast<std::size_t>(count), 1.0f), shard(static_cast<std::size_t>(count), 1.0f);
+      std::vector<float> data(static_cast<std::size_t>(count), 1.0f),
+          shard(static_cast<std::size_t>(count), 1.0f);
       backend.beginCapture(2);
       backend.record(Lane::Compute, 0);
       for (int i = 0; i < repeats; ++i) {
@@ -298,7 +313,8 @@ double measureComm(CommKind kind, std::int32_t n, std::int64_t count, int repeat
 
 std::vector<trace::CommFit> fitComms(std::int32_t cores, bool quick) {
   std::vector<trace::CommFit> fits;
-  for (const CommKind kind : {CommKind::AllReduce, CommKind::AllGather, CommKind::ReduceScatter, CommKind::Send}) {
+  for (const CommKind kind :
+       {CommKind::AllReduce, CommKind::AllGather, CommKind::ReduceScatter, CommKind::Send}) {
     std::vector<trace::CommSample> samples;
     for (const std::int32_t n : {2, 4}) {
       if (kind == CommKind::Send && n != 2) continue;
@@ -348,26 +364,32 @@ std::string today() {
 }
 
 void print(const trace::CostProfile& p) {
-  fmt::print("{}: {:.0f} cores, FMA peak {} per core, copy bandwidth {}, contention {:.1f} %, task overhead {}\n\n", p.name, p.cores,
-             formatRate(p.core_peak_flops, "FLOP"), formatRate(p.memory_bandwidth, "B"), 100 * p.contention,
-             formatDuration(p.task_overhead_s));
-  fmt::print("{:<24} {:>8} {:>12} {:>14} {:>14} {:>18}\n", "op (measured)", "samples", "overhead", "rate", "bandwidth", "residual mean/max");
+  fmt::print(
+      "{}: {:.0f} cores, FMA peak {} per core, copy bandwidth {}, contention {:.1f} %, task overhead {}\n\n",
+      p.name, p.cores, formatRate(p.core_peak_flops, "FLOP"), formatRate(p.memory_bandwidth, "B"),
+      100 * p.contention, formatDuration(p.task_overhead_s));
+  fmt::print("{:<24} {:>8} {:>12} {:>14} {:>14} {:>18}\n", "op (measured)", "samples", "overhead", "rate",
+             "bandwidth", "residual mean/max");
   for (const trace::OpFit& f : p.ops) {
     if (f.samples == 0) continue;
-    fmt::print("{:<24} {:>8} {:>12} {:>14} {:>14} {:>9.1f} % / {:.0f} %\n", toString(f.kind), f.samples, formatDuration(f.overhead_s),
-               f.flops_per_s > 0 ? formatRate(f.flops_per_s, "FLOP") : "-", f.bytes_per_s > 0 ? formatRate(f.bytes_per_s, "B") : "-",
-               f.mean_abs_error_pct, f.max_abs_error_pct);
+    fmt::print("{:<24} {:>8} {:>12} {:>14} {:>14} {:>9.1f} % / {:.0f} %\n", toString(f.kind), f.samples,
+               formatDuration(f.overhead_s), f.flops_per_s > 0 ? formatRate(f.flops_per_s, "FLOP") : "-",
+               f.bytes_per_s > 0 ? formatRate(f.bytes_per_s, "B") : "-", f.mean_abs_error_pct,
+               f.max_abs_error_pct);
   }
-  fmt::print("\n{:<24} {:>8} {:>12} {:>14} {:>33}\n", "collective (threads)", "samples", "per barrier", "bandwidth", "residual mean/max");
+  fmt::print("\n{:<24} {:>8} {:>12} {:>14} {:>33}\n", "collective (threads)", "samples", "per barrier",
+             "bandwidth", "residual mean/max");
   for (const trace::CommFit& f : p.comms)
-    fmt::print("{:<24} {:>8} {:>12} {:>14} {:>24.1f} % / {:.0f} %\n", toString(f.kind), f.samples, formatDuration(f.alpha_s),
-               formatRate(f.bytes_per_s, "B"), f.mean_abs_error_pct, f.max_abs_error_pct);
+    fmt::print("{:<24} {:>8} {:>12} {:>14} {:>24.1f} % / {:.0f} %\n", toString(f.kind), f.samples,
+               formatDuration(f.alpha_s), formatRate(f.bytes_per_s, "B"), f.mean_abs_error_pct,
+               f.max_abs_error_pct);
 }
 
 int run(const Globals& globals, const Options& o) {
   const ClusterSpec cluster = loadCluster(o.cluster);
   if (cluster.groups.front().device.kind != DeviceKind::Cpu)
-    throw Error(ErrorKind::BadInput, fmt::format("--cluster {}: this version calibrates local[:RANKS] only", o.cluster));
+    throw Error(ErrorKind::BadInput,
+                fmt::format("--cluster {}: this version calibrates local[:RANKS] only", o.cluster));
   const double start = now();
   const auto say = [&](const char* what) {
     if (!globals.quiet && !globals.no_progress) fmt::print(stderr, "calibrate: {}\n", what);

@@ -19,16 +19,16 @@ void addModels(CLI::App& app, const Globals& globals, Action& action) {
       }
       Json list = Json::array();
       if (!globals.json)
-        fmt::print("{:<16} {:>18} {:>7} {:>8} {:>6} {:>3} {:>7} {:>8} {:>6}\n", "model", "parameters", "layers", "d_model",
-                   "heads", "kv", "d_ff", "vocab", "seq");
+        fmt::print("{:<16} {:>18} {:>7} {:>8} {:>6} {:>3} {:>7} {:>8} {:>6}\n", "model", "parameters",
+                   "layers", "d_model", "heads", "kv", "d_ff", "vocab", "seq");
       for (const ModelSpec& m : modelPresets()) {
         if (globals.json) {
           Json entry = Json::parse(modelToJson(m));
           entry["num_params"] = numParams(m);
           list.push_back(entry);
         } else {
-          fmt::print("{:<16} {:>18} {:>7} {:>8} {:>6} {:>3} {:>7} {:>8} {:>6}\n", m.name, numParams(m), m.layers, m.d_model,
-                     m.heads, m.kv_heads, m.d_ff, m.vocab, m.seq_len);
+          fmt::print("{:<16} {:>18} {:>7} {:>8} {:>6} {:>3} {:>7} {:>8} {:>6}\n", m.name, numParams(m),
+                     m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab, m.seq_len);
         }
       }
       if (globals.json) fmt::print("{}\n", list.dump(2));

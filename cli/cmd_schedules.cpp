@@ -20,9 +20,10 @@ int run(const Globals& globals, const Options& o) {
       fmt::print("{}\n", Json::array({"gpipe", "1f1b", "interleaved"}).dump());
       return 0;
     }
-    fmt::print("gpipe        all forwards, then all backwards (Huang et al. 2019)\n"
-               "1f1b         one forward, one backward after a warm-up (Narayanan et al. 2021)\n"
-               "interleaved  1f1b over several model chunks per stage (Narayanan et al. 2021)\n");
+    fmt::print(
+        "gpipe        all forwards, then all backwards (Huang et al. 2019)\n"
+        "1f1b         one forward, one backward after a warm-up (Narayanan et al. 2021)\n"
+        "interleaved  1f1b over several model chunks per stage (Narayanan et al. 2021)\n");
     return 0;
   }
   Schedule schedule;
@@ -30,15 +31,19 @@ int run(const Globals& globals, const Options& o) {
     schedule = scheduleFromText(readFile(o.file), o.file);
   } else {
     Plan plan = planFromText("schedule=" + o.show);
-    if (o.pp < 1 || o.microbatches < 1 || o.chunks < 1 || o.pp > 4096 || o.microbatches > 65536 || o.chunks > 256)
-      throw Error(ErrorKind::BadInput, fmt::format("--pp {} --microbatches {} --chunks {}: expected 1..4096, 1..65536, 1..256",
-                                                   o.pp, o.microbatches, o.chunks));
+    if (o.pp < 1 || o.microbatches < 1 || o.chunks < 1 || o.pp > 4096 || o.microbatches > 65536 ||
+        o.chunks > 256)
+      throw Error(ErrorKind::BadInput,
+                  fmt::format("--pp {} --microbatches {} --chunks {}: expected 1..4096, 1..65536, 1..256",
+                              o.pp, o.microbatches, o.chunks));
     const bool interleaved = plan.schedule == ScheduleKind::Interleaved;
     if (interleaved && (o.chunks < 2 || o.microbatches % o.pp != 0))
-      throw Error(ErrorKind::BadInput,
-                  fmt::format("interleaved needs --chunks of at least 2 (is {}) and --microbatches in multiples of --pp {} "
-                              "(is {})",
-                              o.chunks, o.pp, o.microbatches));
+      throw Error(
+          ErrorKind::BadInput,
+          fmt::format(
+              "interleaved needs --chunks of at least 2 (is {}) and --microbatches in multiples of --pp {} "
+              "(is {})",
+              o.chunks, o.pp, o.microbatches));
     if (!interleaved && o.chunks != 1)
       throw Error(ErrorKind::BadInput, fmt::format("--chunks {} needs --show interleaved", o.chunks));
     schedule = makeSchedule(plan.schedule, o.pp, o.chunks, o.microbatches);

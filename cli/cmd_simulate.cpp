@@ -38,7 +38,8 @@ int run(const Globals& globals, const Options& o) {
 }  // namespace
 
 void addSimulate(CLI::App& app, const Globals& globals, Action& action) {
-  CLI::App* const command = app.add_subcommand("simulate", "Predict one plan: time, memory, bubbles, communication");
+  CLI::App* const command =
+      app.add_subcommand("simulate", "Predict one plan: time, memory, bubbles, communication");
   const auto o = std::make_shared<Options>();
   command->add_option("--model", o->model, "Preset, config.json or model file")->required();
   command->add_option("--cluster", o->cluster, "PRESET:NODES, local:RANKS or a cluster file")->required();
@@ -47,8 +48,12 @@ void addSimulate(CLI::App& app, const Globals& globals, Action& action) {
   command->add_option("--profile", o->profile, "Cost profile; default: this machine's, or the device's");
   command->add_option("--trace", o->trace, "Write the predicted trace (Chrome JSON; .gz is compressed)");
   command->add_option("--svg", o->svg, "Write the timeline as SVG");
-  command->add_option("--granularity", o->granularity, "layer or stage")->check(CLI::IsMember({"layer", "stage"}))->capture_default_str();
-  command->add_option("--ranks", o->ranks, "folded (one per stage) or all")->check(CLI::IsMember({"folded", "all"}))->capture_default_str();
+  command->add_option("--granularity", o->granularity, "layer or stage")
+      ->check(CLI::IsMember({"layer", "stage"}))
+      ->capture_default_str();
+  command->add_option("--ranks", o->ranks, "folded (one per stage) or all")
+      ->check(CLI::IsMember({"folded", "all"}))
+      ->capture_default_str();
   command->callback([&globals, &action, o] { action = [&globals, o] { return run(globals, *o); }; });
 }
 

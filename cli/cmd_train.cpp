@@ -1,4 +1,5 @@
-// bmtrain train: runs a plan on this machine, ranks as threads, and reports what it measured beside what was predicted.
+// bmtrain train: runs a plan on this machine, ranks as threads, and reports what it measured beside what was
+// predicted.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -25,7 +26,9 @@ struct Options {
 };
 
 std::atomic<bool> interrupted{false};
-void onInterrupt(int) { interrupted = true; }
+void onInterrupt(int) {
+  interrupted = true;
+}
 
 void parseInjection(const std::string& text, exec::TrainOptions& train) {
   const auto number = [&](std::string_view part) {
@@ -43,15 +46,19 @@ void parseInjection(const std::string& text, exec::TrainOptions& train) {
 }
 
 void requireSupported(const Options& o) {
-  if (o.device == "cuda") throw Error(ErrorKind::Runtime, "--device cuda: this version has no CUDA backend; use --device cpu");
-  if (o.device != "cpu") throw Error(ErrorKind::BadInput, fmt::format("--device '{}': expected cpu or cuda", o.device));
+  if (o.device == "cuda")
+    throw Error(ErrorKind::Runtime, "--device cuda: this version has no CUDA backend; use --device cpu");
+  if (o.device != "cpu")
+    throw Error(ErrorKind::BadInput, fmt::format("--device '{}': expected cpu or cuda", o.device));
   if (o.comm != "threads")
-    throw Error(ErrorKind::BadInput, fmt::format("--comm '{}': this version runs ranks as threads only (--comm threads)", o.comm));
+    throw Error(ErrorKind::BadInput,
+                fmt::format("--comm '{}': this version runs ranks as threads only (--comm threads)", o.comm));
 }
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
   return values[values.size() / 2];
 }
 
@@ -64,10 +71,11 @@ double stepTime(const exec::TrainResult& result) {
   return median(std::move(seconds));
 }
 
-std::string resultToJson(const exec::TrainResult& result, const Plan& plan, const Options& o, double step_s, double tokens,
-                         double predicted_s) {
-  Json json{{"schema", "bmtrain.train/1"}, {"plan", planToText(plan)}, {"device", o.device}, {"num_ranks", plan.numRanks()},
-            {"steps", result.steps.size()}, {"losses", Json::array()}, {"grad_norms", Json::array()}};
+std::string resultToJson(const exec::TrainResult& result, const Plan& plan, const Options& o, double step_s,
+                         double tokens, double predicted_s) {
+  Json json{{"schema", "bmtrain.train/1"},  {"plan", planToText(plan)},     {"device", o.device},
+            {"num_ranks", plan.numRanks()}, {"steps", result.steps.size()}, {"losses", Json::array()},
+            {"grad_norms", Json::array()}};
   for (const exec::StepReport& step : result.steps) {
     json["losses"].push_back(step.loss);
     json["grad_norms"].push_back(step.grad_norm);
@@ -82,7 +90,8 @@ std::string resultToJson(const exec::TrainResult& result, const Plan& plan, cons
   json["prediction_error_pct"] = predicted_s > 0 ? Json(100 * (predicted_s - step_s) / step_s) : Json();
   json["skipped_steps"] = 0;
   const auto bytes = [&](TaskKind kind) { return result.comm_bytes[static_cast<std::size_t>(kind)]; };
-  json["bytes_on_wire"] = {{"tensor", bytes(TaskKind::TensorComm)}, {"data", bytes(TaskKind::DataComm)},
+  json["bytes_on_wire"] = {{"tensor", bytes(TaskKind::TensorComm)},
+                           {"data", bytes(TaskKind::DataComm)},
                            {"pipeline", bytes(TaskKind::PipeComm)}};
   json["rebalances"] = 0;
   json["checkpoint"] = nullptr;
@@ -94,23 +103,31 @@ int run(const Globals& globals, const Options& o) {
   ModelSpec model = loadModel(o.model);
   if (o.seq > 0) model.seq_len = o.seq;
   const Plan plan = loadPlan(o.plan);
-  const ClusterSpec cluster = loadCluster(o.cluster.empty() ? fmt::format("local:{}", plan.numRanks()) : o.cluster);
+  const ClusterSpec cluster =
+      loadCluster(o.cluster.empty() ? fmt::format("local:{}", plan.numRanks()) : o.cluster);
   throwIfAny(validatePlan(model, cluster, plan), "the plan is not legal");
   if (cluster.groups.front().device.kind != DeviceKind::Cpu)
-    throw Error(ErrorKind::BadInput, fmt::format("--cluster {}: this version trains on local[:RANKS] only", cluster.name));
+    throw Error(ErrorKind::BadInput,
+                fmt::format("--cluster {}: this version trains on local[:RANKS] only", cluster.name));
   const exec::TokenFile tokens = exec::readTokenFile(o.data);
   if (tokens.vocab > model.vocab)
-    throw Error(ErrorKind::BadInput, fmt::format("has a vocabulary of {}, but the model {} has {}", tokens.vocab, model.name, model.vocab),
-                o.data);
-  const std::int32_t largest = tokens.tokens.empty() ? 0 : *std::max_element(tokens.tokens.begin(), tokens.tokens.end());
+    throw Error(
+        ErrorKind::BadInput,
+        fmt::format("has a vocabulary of {}, but the model {} has {}", tokens.vocab, model.name, model.vocab),
+        o.data);
+  const std::int32_t largest =
+      tokens.tokens.empty() ? 0 : *std::max_element(tokens.tokens.begin(), tokens.tokens.end());
   if (largest >= model.vocab)
-    throw Error(ErrorKind::BadInput, fmt::format("holds token {}, but the model {} has a vocabulary of {}", largest, model.name, model.vocab),
+    throw Error(ErrorKind::BadInput,
+                fmt::format("holds token {}, but the model {} has a vocabulary of {}", largest, model.name,
+                            model.vocab),
                 o.data);
   const exec::DataLoader loader(tokens, model.seq_len, plan.global_batch, globals.seed);
 
   double predicted_s = 0;
   if (!o.profile.empty())
-    predicted_s = sim::simulatePlan(model, cluster, plan, trace::loadProfile(o.profile), RankSelection::All, Granularity::Layer)
+    predicted_s = sim::simulatePlan(model, cluster, plan, trace::loadProfile(o.profile), RankSelection::All,
+                                    Granularity::Layer)
                       .report.step_time_s;
 
   const TaskGraph graph = lower(model, cluster, plan, RankSelection::All, Granularity::Layer);
@@ -123,7 +140,8 @@ int run(const Globals& globals, const Options& o) {
   train.weight_decay = o.weight_decay;
   train.seed = globals.seed;
   train.deadline_s = o.deadline;
-  train.trace_steps = o.trace.empty() ? 0 : std::min<std::int64_t>(11, std::max<std::int64_t>(1, o.steps - 2));
+  train.trace_steps =
+      o.trace.empty() ? 0 : std::min<std::int64_t>(11, std::max<std::int64_t>(1, o.steps - 2));
   if (!o.inject.empty()) parseInjection(o.inject, train);
   train.stop = &interrupted;
   std::signal(SIGINT, onInterrupt);
@@ -134,8 +152,10 @@ int run(const Globals& globals, const Options& o) {
   if (!globals.quiet && !globals.no_progress) {
     train.on_step = [&](const exec::StepReport& s) {
       if (s.step % every != 0 && s.step + 1 != o.steps) return;
-      fmt::print(stderr, "{}step {:>5}  loss {:8.4f}  grad norm {:8.3f}  lr {:.2e}  {:>9}  {:>7.0f} tokens/s{}", terminal ? "\r" : "",
-                 s.step, s.loss, s.grad_norm, s.lr, formatDuration(s.seconds), tokens_per_step / s.seconds, terminal ? "" : "\n");
+      fmt::print(stderr,
+                 "{}step {:>5}  loss {:8.4f}  grad norm {:8.3f}  lr {:.2e}  {:>9}  {:>7.0f} tokens/s{}",
+                 terminal ? "\r" : "", s.step, s.loss, s.grad_norm, s.lr, formatDuration(s.seconds),
+                 tokens_per_step / s.seconds, terminal ? "" : "\n");
     };
   }
   exec::TrainResult result = exec::trainThreads(
@@ -151,13 +171,16 @@ int run(const Globals& globals, const Options& o) {
   if (globals.json) {
     fmt::print("{}", resultToJson(result, plan, o, step_s, tokens_per_step, predicted_s));
   } else if (!globals.quiet && !result.steps.empty()) {
-    fmt::print("{} steps of {} with {}: loss {:.4f} -> {:.4f}\n", result.steps.size(), model.name, planToText(plan),
-               result.steps.front().loss, result.steps.back().loss);
-    fmt::print("measured step {} (median), {:.0f} tokens/s, {} CPU per step, peak arena {} per rank, resident {}\n",
-               formatDuration(step_s), tokens_per_step / step_s, formatDuration(result.cpu_seconds_per_step),
-               formatBytes(*std::max_element(result.peak_memory.begin(), result.peak_memory.end())), formatBytes(result.peak_rss));
+    fmt::print("{} steps of {} with {}: loss {:.4f} -> {:.4f}\n", result.steps.size(), model.name,
+               planToText(plan), result.steps.front().loss, result.steps.back().loss);
+    fmt::print(
+        "measured step {} (median), {:.0f} tokens/s, {} CPU per step, peak arena {} per rank, resident {}\n",
+        formatDuration(step_s), tokens_per_step / step_s, formatDuration(result.cpu_seconds_per_step),
+        formatBytes(*std::max_element(result.peak_memory.begin(), result.peak_memory.end())),
+        formatBytes(result.peak_rss));
     if (predicted_s > 0)
-      fmt::print("predicted step {}: {:+.1f} % from the measured one\n", formatDuration(predicted_s), 100 * (predicted_s - step_s) / step_s);
+      fmt::print("predicted step {}: {:+.1f} % from the measured one\n", formatDuration(predicted_s),
+                 100 * (predicted_s - step_s) / step_s);
   }
   return interrupted ? 130 : 0;
 }
@@ -171,18 +194,28 @@ void addTrain(CLI::App& app, const Globals& globals, Action& action) {
   command->add_option("--plan", o->plan, "Plan text or file")->required();
   command->add_option("--data", o->data, "Token file from bmtrain prepare")->required();
   command->add_option("--cluster", o->cluster, "local:RANKS; default: as many ranks as the plan has");
-  command->add_option("--steps", o->steps, "Steps to train")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--steps", o->steps, "Steps to train")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("--seq", o->seq, "Sequence length instead of the model's")->check(CLI::PositiveNumber);
   command->add_option("--device", o->device, "cpu")->capture_default_str();
   command->add_option("--comm", o->comm, "threads: ranks are threads of this process")->capture_default_str();
   command->add_option("--profile", o->profile, "Also predict the step with this cost profile");
   command->add_option("--trace", o->trace, "Write the measured trace of a typical late step");
   command->add_option("--lr", o->lr, "Peak learning rate")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--min-lr", o->min_lr, "Learning rate at the end; default: a tenth")->check(CLI::NonNegativeNumber);
-  command->add_option("--warmup", o->warmup, "Steps of linear warm-up; default: a tenth of --steps")->check(CLI::NonNegativeNumber);
-  command->add_option("--clip", o->clip, "Global gradient norm limit; 0 = none")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--weight-decay", o->weight_decay, "Decoupled, on matrices")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--deadline", o->deadline, "Seconds a communication may wait")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--min-lr", o->min_lr, "Learning rate at the end; default: a tenth")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--warmup", o->warmup, "Steps of linear warm-up; default: a tenth of --steps")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--clip", o->clip, "Global gradient norm limit; 0 = none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--weight-decay", o->weight_decay, "Decoupled, on matrices")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--deadline", o->deadline, "Seconds a communication may wait")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("--inject", o->inject, "kill:RANK:STEP lets that rank fail in mid-step (tests)");
   command->callback([&globals, &action, o] { action = [&globals, o] { return run(globals, *o); }; });
 }

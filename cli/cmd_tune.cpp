@@ -12,7 +12,8 @@ namespace bmt::cli {
 namespace {
 
 struct Options {
-  std::string model, cluster, profile, strategy = "exhaustive", objective = "throughput", csv, plan_out, precision, limit, require;
+  std::string model, cluster, profile, strategy = "exhaustive", objective = "throughput", csv, plan_out,
+                                       precision, limit, require;
   std::vector<std::int64_t> micro_batches;
   std::int64_t seq = 0, global_batch = 0, loss_chunk = 0;
   std::size_t top = 10;
@@ -21,10 +22,13 @@ struct Options {
 
 sim::SearchOptions searchOptions(const Globals& globals, const Options& o, const ClusterSpec& cluster) {
   if (o.strategy != "exhaustive")
-    throw Error(ErrorKind::BadInput, fmt::format("--strategy {} is not supported by this version; supported: exhaustive", o.strategy));
+    throw Error(
+        ErrorKind::BadInput,
+        fmt::format("--strategy {} is not supported by this version; supported: exhaustive", o.strategy));
   if (o.objective != "throughput" && o.objective != "memory")
     throw Error(ErrorKind::BadInput,
-                fmt::format("--objective {} is not supported by this version; supported: throughput, memory", o.objective));
+                fmt::format("--objective {} is not supported by this version; supported: throughput, memory",
+                            o.objective));
   sim::SearchOptions s;
   s.global_batch = o.global_batch;
   s.micro_batches = o.micro_batches;
@@ -34,26 +38,32 @@ sim::SearchOptions searchOptions(const Globals& globals, const Options& o, const
   s.jobs = globals.jobs;
   if (!o.limit.empty()) {
     if (!o.limit.starts_with("memory="))
-      throw Error(ErrorKind::BadInput, fmt::format("--limit '{}': expected memory=SHARE, such as memory=0.8", o.limit));
+      throw Error(ErrorKind::BadInput,
+                  fmt::format("--limit '{}': expected memory=SHARE, such as memory=0.8", o.limit));
     try {
       s.memory_limit = std::stod(o.limit.substr(7));
     } catch (const std::exception&) {
       s.memory_limit = -1;
     }
     if (!(s.memory_limit > 0 && s.memory_limit <= 1))
-      throw Error(ErrorKind::BadInput, fmt::format("--limit '{}': the share must lie between 0 and 1", o.limit));
+      throw Error(ErrorKind::BadInput,
+                  fmt::format("--limit '{}': the share must lie between 0 and 1", o.limit));
   }
   const DeviceSpec& device = cluster.groups.front().device;
-  const std::string precision = !o.precision.empty() ? o.precision : device.peak_bf16 > 0 ? "bf16" : device.peak_fp16 > 0 ? "fp16" : "fp32";
+  const std::string precision = !o.precision.empty()   ? o.precision
+                                : device.peak_bf16 > 0 ? "bf16"
+                                : device.peak_fp16 > 0 ? "fp16"
+                                                       : "fp32";
   s.precision = planFromText("precision=" + precision).precision;
   return s;
 }
 
 std::string csv(const sim::SearchResult& result) {
-  std::string text = "plan,step_time_s,tokens_per_s,mfu,bubble_fraction,exposed_comm_fraction,peak_memory_bytes\n";
+  std::string text =
+      "plan,step_time_s,tokens_per_s,mfu,bubble_fraction,exposed_comm_fraction,peak_memory_bytes\n";
   for (const auto& [plan, r] : result.plans)
-    text += fmt::format("\"{}\",{:.9g},{:.9g},{:.6g},{:.6g},{:.6g},{}\n", planToText(plan), r.step_time_s, r.tokens_per_s, r.mfu,
-                        r.shares.bubble, r.shares.exposed, r.peak_memory);
+    text += fmt::format("\"{}\",{:.9g},{:.9g},{:.6g},{:.6g},{:.6g},{}\n", planToText(plan), r.step_time_s,
+                        r.tokens_per_s, r.mfu, r.shares.bubble, r.shares.exposed, r.peak_memory);
   return text;
 }
 
@@ -76,10 +86,12 @@ int run(const Globals& globals, const Options& o) {
   sim::SearchOptions options = searchOptions(globals, o, cluster);
   if (o.dry_run) {
     const auto plans = sim::enumeratePlans(model, cluster, options);
-    const auto legal = std::count_if(plans.begin(), plans.end(),
-                                     [&](const Plan& plan) { return validatePlan(model, cluster, plan).empty(); });
+    const auto legal = std::count_if(plans.begin(), plans.end(), [&](const Plan& plan) {
+      return validatePlan(model, cluster, plan).empty();
+    });
     if (globals.json) {
-      fmt::print("{}\n", Json{{"schema", "bmtrain.tune/1"}, {"space_size", plans.size()}, {"legal", legal}}.dump(2));
+      fmt::print("{}\n",
+                 Json{{"schema", "bmtrain.tune/1"}, {"space_size", plans.size()}, {"legal", legal}}.dump(2));
     } else {
       fmt::print("{} combinations, {} legal plans\n", plans.size(), legal);
     }
@@ -96,8 +108,8 @@ int run(const Globals& globals, const Options& o) {
       last = now;
       const double elapsed = std::chrono::duration<double>(now - start).count();
       const double left = elapsed / static_cast<double>(done) * static_cast<double>(total - done);
-      fmt::print(stderr, "{}{} of {} plans, {:.0f} s left, best {}{}", terminal ? "\r" : "", done, total, left,
-                 best > 0 ? formatDuration(best) : "none yet", terminal ? "   " : "\n");
+      fmt::print(stderr, "{}{} of {} plans, {:.0f} s left, best {}{}", terminal ? "\r" : "", done, total,
+                 left, best > 0 ? formatDuration(best) : "none yet", terminal ? "   " : "\n");
     };
   }
   const sim::SearchResult result = sim::search(model, cluster, profile, options);
@@ -105,28 +117,39 @@ int run(const Globals& globals, const Options& o) {
   if (!o.csv.empty()) writeFileAtomically(o.csv, csv(result));
   const std::size_t shown = std::min(o.top, result.plans.size());
   if (globals.json) {
-    Json json{{"schema", "bmtrain.tune/1"}, {"strategy", o.strategy},     {"space_size", result.space_size},
-              {"evaluated", result.evaluated}, {"feasible", result.feasible}, {"rejected", Json::object()},
-              {"wall_s", result.wall_s}, {"plans_per_s", static_cast<double>(result.evaluated) / result.wall_s},
+    Json json{{"schema", "bmtrain.tune/1"},
+              {"strategy", o.strategy},
+              {"space_size", result.space_size},
+              {"evaluated", result.evaluated},
+              {"feasible", result.feasible},
+              {"rejected", Json::object()},
+              {"wall_s", result.wall_s},
+              {"plans_per_s", static_cast<double>(result.evaluated) / result.wall_s},
               {"best", Json::array()}};
     for (const auto& [reason, count] : result.rejected) json["rejected"][reason] = count;
-    for (std::size_t i = 0; i < shown; ++i) json["best"].push_back(entry(result.plans[i].first, result.plans[i].second));
+    for (std::size_t i = 0; i < shown; ++i)
+      json["best"].push_back(entry(result.plans[i].first, result.plans[i].second));
     fmt::print("{}\n", json.dump(2));
   } else {
-    fmt::print("{} on {}: {} combinations, {} simulated, {} feasible, {:.1f} s; predicted with profile {} ({})\n", model.name,
-               cluster.name, result.space_size, result.evaluated, result.feasible, result.wall_s, profile.name,
-               profile.measured ? "measured" : "assumed");
+    fmt::print(
+        "{} on {}: {} combinations, {} simulated, {} feasible, {:.1f} s; predicted with profile {} ({})\n",
+        model.name, cluster.name, result.space_size, result.evaluated, result.feasible, result.wall_s,
+        profile.name, profile.measured ? "measured" : "assumed");
     for (const auto& [reason, count] : result.rejected) fmt::print("  rejected {:>6}  {}\n", count, reason);
-    if (shown > 0) fmt::print("{:>4} {:>10} {:>10} {:>7} {:>7} {:>8} {:>10}  plan\n", "rank", "step", "tokens/s", "MFU %", "bubble", "exposed", "memory");
+    if (shown > 0)
+      fmt::print("{:>4} {:>10} {:>10} {:>7} {:>7} {:>8} {:>10}  plan\n", "rank", "step", "tokens/s", "MFU %",
+                 "bubble", "exposed", "memory");
     for (std::size_t i = 0; i < shown; ++i) {
       const sim::Report& r = result.plans[i].second;
-      fmt::print("{:>4} {:>10} {:>10.0f} {:>7.1f} {:>6.1f}% {:>7.1f}% {:>10}  {}\n", i + 1, formatDuration(r.step_time_s),
-                 r.tokens_per_s, 100 * r.mfu, 100 * r.shares.bubble, 100 * r.shares.exposed, formatBytes(r.peak_memory),
-                 planToText(result.plans[i].first));
+      fmt::print("{:>4} {:>10} {:>10.0f} {:>7.1f} {:>6.1f}% {:>7.1f}% {:>10}  {}\n", i + 1,
+                 formatDuration(r.step_time_s), r.tokens_per_s, 100 * r.mfu, 100 * r.shares.bubble,
+                 100 * r.shares.exposed, formatBytes(r.peak_memory), planToText(result.plans[i].first));
     }
   }
   if (result.plans.empty())
-    throw Error(ErrorKind::Infeasible, fmt::format("no feasible plan among {} combinations (counts per reason above)", result.space_size));
+    throw Error(
+        ErrorKind::Infeasible,
+        fmt::format("no feasible plan among {} combinations (counts per reason above)", result.space_size));
   if (!o.plan_out.empty()) writeFileAtomically(o.plan_out, planToJson(result.plans.front().first));
   return 0;
 }
@@ -138,15 +161,21 @@ void addTune(CLI::App& app, const Globals& globals, Action& action) {
   const auto o = std::make_shared<Options>();
   command->add_option("--model", o->model, "Preset, config.json or model file")->required();
   command->add_option("--cluster", o->cluster, "PRESET:NODES, local:RANKS or a cluster file")->required();
-  command->add_option("--global-batch", o->global_batch, "Sequences per step")->required()->check(CLI::PositiveNumber);
-  command->add_option("--micro-batch", o->micro_batches, "Micro-batches to try, such as 1,2,4")->delimiter(',')->check(CLI::PositiveNumber);
+  command->add_option("--global-batch", o->global_batch, "Sequences per step")
+      ->required()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--micro-batch", o->micro_batches, "Micro-batches to try, such as 1,2,4")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
   command->add_option("--seq", o->seq, "Sequence length instead of the model's")->check(CLI::PositiveNumber);
-  command->add_option("--loss-chunk", o->loss_chunk, "Rows of logits at a time; 0 = all")->check(CLI::NonNegativeNumber);
+  command->add_option("--loss-chunk", o->loss_chunk, "Rows of logits at a time; 0 = all")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--precision", o->precision, "fp32, bf16, fp16; default: what the device is made for");
   command->add_option("--profile", o->profile, "Cost profile; default: this machine's, or the device's");
   command->add_option("--strategy", o->strategy, "exhaustive")->capture_default_str();
   command->add_option("--objective", o->objective, "throughput or memory")->capture_default_str();
-  command->add_option("--require", o->require, "hybrid: more than one of dp, tp, pp above 1")->check(CLI::IsMember({"hybrid"}));
+  command->add_option("--require", o->require, "hybrid: more than one of dp, tp, pp above 1")
+      ->check(CLI::IsMember({"hybrid"}));
   command->add_option("--limit", o->limit, "memory=SHARE of each device that a plan may use");
   command->add_option("--top", o->top, "Plans to list")->capture_default_str();
   command->add_option("--csv", o->csv, "Write all feasible plans");

@@ -1,5 +1,5 @@
-// What every subcommand shares. A command registers its flags on the root app and sets `action` when it is chosen; main runs
-// the action and turns errors into one line and an exit code.
+// What every subcommand shares. A command registers its flags on the root app and sets `action` when it is
+// chosen; main runs the action and turns errors into one line and an exit code.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,7 +13,7 @@ struct Globals {
   bool quiet = false;        // no progress, no summary
   bool no_progress = false;  // no progress on stderr
   std::uint64_t seed = 1;
-  int jobs = 0;              // 0 = all cores
+  int jobs = 0;  // 0 = all cores
 };
 
 using Action = std::function<int()>;  // returns the exit code

@@ -1,5 +1,5 @@
-// bmtrain: one program, one subcommand per file. Data goes to stdout, everything else to stderr; exit codes as in
-// DESIGN.md section 8.
+// bmtrain: one program, one subcommand per file. Data goes to stdout, everything else to stderr; exit codes
+// as in DESIGN.md section 8.
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -22,7 +22,8 @@ std::string suggestionFor(const CLI::App& app, const std::string& word) {
     }
     for (const CLI::Option* option : app.get_options()) names.push_back("--" + option->get_single_name());
   } else {
-    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(sub->get_name());
+    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+      names.push_back(sub->get_name());
   }
   return nearestName(word, names);
 }
@@ -31,7 +32,8 @@ int usageError(const CLI::App& app, const CLI::ParseError& error) {
   std::string message = error.what();
   const std::vector<std::string> extra = app.remaining(true);
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extra.empty()) {
-    message = "unknown argument '" + extra.front() + "'; did you mean '" + suggestionFor(app, extra.front()) + "'?";
+    message =
+        "unknown argument '" + extra.front() + "'; did you mean '" + suggestionFor(app, extra.front()) + "'?";
   }
   std::fprintf(stderr, "bmtrain: error: %s (see bmtrain --help)\n", message.c_str());
   return 2;
@@ -49,8 +51,8 @@ int run(int argc, char** argv) {
   app.add_option("--seed", globals.seed, "Seed of everything random")->capture_default_str();
   app.add_option("--jobs", globals.jobs, "Threads of a search; 0 = all cores")->capture_default_str();
   Action action;
-  for (const auto add : {addSimulate, addTune, addTrain, addPrepare, addCalibrate, addCompare, addModels, addClusters,
-                         addSchedules, addDoctor}) {
+  for (const auto add : {addSimulate, addTune, addTrain, addPrepare, addCalibrate, addCompare, addModels,
+                         addClusters, addSchedules, addDoctor}) {
     add(app, globals, action);
   }
   try {

@@ -1,7 +1,7 @@
-// Cluster presets. Peaks are dense, per direction where it is a link. Figures: NVIDIA datasheets and system guides as
-// collected by stas00/ml-engineering@744d01e18b (accelerator and network READMEs), the DGX A100 paper figures of Narayanan
-// et al. 2021, and bigscience-workshop/bigscience for Jean Zay. Latencies: NVIDIA/nccl@5067397c26 src/graph/tuning.cc
-// (3.4 us per NVLink hop, 14 us per network hop, Simple protocol).
+// Cluster presets. Peaks are dense, per direction where it is a link. Figures: NVIDIA datasheets and system
+// guides as collected by stas00/ml-engineering@744d01e18b (accelerator and network READMEs), the DGX A100
+// paper figures of Narayanan et al. 2021, and bigscience-workshop/bigscience for Jean Zay. Latencies:
+// NVIDIA/nccl@5067397c26 src/graph/tuning.cc (3.4 us per NVLink hop, 14 us per network hop, Simple protocol).
 #include "core/cluster_spec.h"
 
 namespace bmt {
@@ -14,7 +14,8 @@ struct Peaks {
   double fp32, tf32, fp16, bf16, fp8;  // TFLOP/s
 };
 
-DeviceSpec gpu(const char* name, Bytes memory_gb, Peaks peaks, double bandwidth_gb, double pcie_gb, const char* source) {
+DeviceSpec gpu(const char* name, Bytes memory_gb, Peaks peaks, double bandwidth_gb, double pcie_gb,
+               const char* source) {
   DeviceSpec d;
   d.name = name;
   d.memory = memory_gb * kGiB;
@@ -55,7 +56,8 @@ std::vector<ClusterPreset> makePresets() {
   const DeviceSpec b200 = gpu("B200-SXM-180GB", 180, blackwell, 8000, 63, sheet);
   const DeviceSpec b300 = gpu("B300-SXM-288GB", 288, blackwell, 8000, 63, sheet);
   const DeviceSpec gb = gpu("GB200-186GB", 186, gb200, 8000, 63, sheet);
-  DeviceSpec ascend = gpu("Ascend-910B", 64, {0, 0, 320, 0, 0}, 400, 31, "secondary pages, low confidence; not executed");
+  DeviceSpec ascend =
+      gpu("Ascend-910B", 64, {0, 0, 320, 0, 0}, 400, 31, "secondary pages, low confidence; not executed");
   ascend.kind = DeviceKind::Npu;
   ascend.executed = false;
   return {
@@ -75,7 +77,8 @@ std::vector<ClusterPreset> makePresets() {
       node("nd-h100-v5", "Azure ND H100 v5: 8x H100 80 GB, 8x 400 Gb/s", h100, 8, 450, 8, 400),
       node("jean-zay-v100", "Jean Zay: 4x V100 32 GB, 4x 100 Gb/s Omni-Path", v100_32, 4, 150, 4, 100),
       node("jean-zay-a100", "Jean Zay: 8x A100 80 GB, 4x 100 Gb/s Omni-Path", a100_80, 8, 300, 4, 100),
-      node("ascend-910b", "8x Ascend 910B, 8x 200 Gb/s (not executed; low-confidence figures)", ascend, 8, 28, 8, 200),
+      node("ascend-910b", "8x Ascend 910B, 8x 200 Gb/s (not executed; low-confidence figures)", ascend, 8, 28,
+           8, 200),
   };
 }
 

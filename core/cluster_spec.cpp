@@ -21,7 +21,8 @@ std::int32_t parseCount(const std::string& text, const std::string& whole) {
   std::int32_t count = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
   if (error != std::errc{} || end != text.data() + text.size() || count < 1 || count > kMaxNodes)
-    throw Error(ErrorKind::BadInput, fmt::format("cluster '{}': '{}' is not a count between 1 and {}", whole, text, kMaxNodes));
+    throw Error(ErrorKind::BadInput,
+                fmt::format("cluster '{}': '{}' is not a count between 1 and {}", whole, text, kMaxNodes));
   return count;
 }
 
@@ -55,7 +56,8 @@ DeviceSpec deviceFromJson(const Json& json, const std::string& source) {
   d.name = jsonString(json, "name", "", source);
   const std::string kind = jsonString(json, "kind", "gpu", source);
   if (kind != "gpu" && kind != "cpu" && kind != "npu")
-    throw Error(ErrorKind::BadInput, fmt::format("field 'kind': '{}' is not one of gpu, cpu, npu", kind), source);
+    throw Error(ErrorKind::BadInput, fmt::format("field 'kind': '{}' is not one of gpu, cpu, npu", kind),
+                source);
   d.kind = kind == "gpu" ? DeviceKind::Gpu : kind == "cpu" ? DeviceKind::Cpu : DeviceKind::Npu;
   d.memory = jsonInt(json, "memory_bytes", 0, source);
   d.peak_fp32 = jsonNumber(json, "peak_fp32_flops_per_s", 0, source);
@@ -73,14 +75,16 @@ DeviceSpec deviceFromJson(const Json& json, const std::string& source) {
 LinkSpec linkFromJson(const Json& json, const char* key, const std::string& source) {
   if (!json.contains(key)) return {};
   const Json& link = json.at(key);
-  if (!link.is_object()) throw Error(ErrorKind::BadInput, fmt::format("field '{}': expected an object", key), source);
+  if (!link.is_object())
+    throw Error(ErrorKind::BadInput, fmt::format("field '{}': expected an object", key), source);
   return {jsonNumber(link, "bandwidth_bytes_per_s", 0, source), jsonInt(link, "latency_ns", 0, source)};
 }
 
 std::int32_t count32(const Json& json, const char* key, std::int64_t fallback, const std::string& source) {
   const std::int64_t value = jsonInt(json, key, fallback, source);
   if (value < 0 || value > kMaxNodes)
-    throw Error(ErrorKind::BadInput, fmt::format("field '{}': {} is not between 0 and {}", key, value, kMaxNodes), source);
+    throw Error(ErrorKind::BadInput,
+                fmt::format("field '{}': {} is not between 0 and {}", key, value, kMaxNodes), source);
   return static_cast<std::int32_t>(value);
 }
 
@@ -88,14 +92,20 @@ std::int32_t count32(const Json& json, const char* key, std::int64_t fallback, c
 
 double peakFlops(const DeviceSpec& d, DType type) {
   switch (type) {
-    case DType::F32: return d.peak_fp32;
-    case DType::TF32: return d.peak_tf32;
-    case DType::F16: return d.peak_fp16;
-    case DType::BF16: return d.peak_bf16;
-    case DType::F8: return d.peak_fp8;
+    case DType::F32:
+      return d.peak_fp32;
+    case DType::TF32:
+      return d.peak_tf32;
+    case DType::F16:
+      return d.peak_fp16;
+    case DType::BF16:
+      return d.peak_bf16;
+    case DType::F8:
+      return d.peak_fp8;
     case DType::F64:
     case DType::I32:
-    case DType::I8: return 0;
+    case DType::I8:
+      return 0;
   }
   return 0;
 }
@@ -134,7 +144,8 @@ const NodeGroup& ClusterSpec::groupOf(std::int32_t device) const {
 
 std::vector<Issue> validateCluster(const ClusterSpec& cluster) {
   std::vector<Issue> issues;
-  if (cluster.groups.empty()) issues.push_back({"cluster.groups", "is empty; at least one node group is needed"});
+  if (cluster.groups.empty())
+    issues.push_back({"cluster.groups", "is empty; at least one node group is needed"});
   std::int64_t devices = 0;
   for (std::size_t i = 0; i < cluster.groups.size(); ++i) {
     const NodeGroup& g = cluster.groups[i];
@@ -142,15 +153,19 @@ std::vector<Issue> validateCluster(const ClusterSpec& cluster) {
       issues.push_back({fmt::format("cluster.groups[{}].{}", i, field), what});
     };
     if (g.num_nodes < 1) add("num_nodes", fmt::format("{} is not positive", g.num_nodes));
-    if (g.devices_per_node < 1) add("devices_per_node", fmt::format("{} is not positive", g.devices_per_node));
+    if (g.devices_per_node < 1)
+      add("devices_per_node", fmt::format("{} is not positive", g.devices_per_node));
     if (g.device.memory <= 0) add("device.memory_bytes", fmt::format("{} is not positive", g.device.memory));
     if (g.devices_per_node > 1 && g.device.kind != DeviceKind::Cpu && !(g.scale_up.bandwidth > 0))
       add("scale_up.bandwidth_bytes_per_s", fmt::format("{} is not positive", g.scale_up.bandwidth));
     if ((g.num_nodes > 1 || cluster.groups.size() > 1) && (g.nics_per_node < 1 || !(g.nic.bandwidth > 0)))
-      add("nic", fmt::format("{} NICs of {} B/s cannot connect several nodes", g.nics_per_node, g.nic.bandwidth));
+      add("nic",
+          fmt::format("{} NICs of {} B/s cannot connect several nodes", g.nics_per_node, g.nic.bandwidth));
     devices += std::int64_t{std::max(0, g.num_nodes)} * std::max(0, g.devices_per_node);
   }
-  if (devices >= (1 << 24)) issues.push_back({"cluster", fmt::format("{} devices; at most {} are supported", devices, (1 << 24) - 1)});
+  if (devices >= (1 << 24))
+    issues.push_back(
+        {"cluster", fmt::format("{} devices; at most {} are supported", devices, (1 << 24) - 1)});
   if (!(cluster.oversubscription >= 1))
     issues.push_back({"cluster.oversubscription", fmt::format("{} is below 1", cluster.oversubscription)});
   return issues;
@@ -165,7 +180,8 @@ ClusterSpec localCluster(std::int32_t ranks) {
   node.device.kind = DeviceKind::Cpu;
   const auto pages = static_cast<Bytes>(::sysconf(_SC_PHYS_PAGES));
   node.device.memory = pages * static_cast<Bytes>(::sysconf(_SC_PAGESIZE)) / ranks;
-  node.device.source = "this machine: cores and memory from the operating system, speeds from its calibrated profile";
+  node.device.source =
+      "this machine: cores and memory from the operating system, speeds from its calibrated profile";
   node.cores_per_node = usableCores();
   cluster.groups.push_back(node);
   return cluster;
@@ -175,7 +191,8 @@ ClusterSpec loadCluster(const std::string& text) {
   const std::size_t colon = text.find(':');
   const std::string name = text.substr(0, colon);
   const bool counted = colon != std::string::npos;
-  if (name == "local") return localCluster(counted ? parseCount(text.substr(colon + 1), text) : usableCores());
+  if (name == "local")
+    return localCluster(counted ? parseCount(text.substr(colon + 1), text) : usableCores());
   std::vector<std::string> names{"local"};
   for (const ClusterPreset& preset : clusterPresets()) {
     names.push_back(preset.name);
@@ -186,12 +203,14 @@ ClusterSpec loadCluster(const std::string& text) {
     cluster.groups[0].num_nodes = counted ? parseCount(text.substr(colon + 1), text) : 1;
     return cluster;
   }
-  struct stat info{};
+  struct stat info {};
   if (::stat(text.c_str(), &info) != 0 && !text.ends_with(".json") && text.find('/') == std::string::npos)
-    throw Error(ErrorKind::BadInput,
-                fmt::format("cluster '{}' is neither a preset nor a file; the nearest preset is '{}' (bmtrain clusters "
-                            "lists them)",
-                            text, nearestName(name, names)));
+    throw Error(
+        ErrorKind::BadInput,
+        fmt::format(
+            "cluster '{}' is neither a preset nor a file; the nearest preset is '{}' (bmtrain clusters "
+            "lists them)",
+            text, nearestName(name, names)));
   return clusterFromJson(readFile(text), text);
 }
 

@@ -1,4 +1,5 @@
-// Hugging Face config.json -> ModelSpec. Missing fields take the defaults of the model type's configuration class.
+// Hugging Face config.json -> ModelSpec. Missing fields take the defaults of the model type's configuration
+// class.
 #include <fmt/format.h>
 
 #include "core/json.h"
@@ -10,10 +11,18 @@ namespace {
 class HfConfig {
  public:
   HfConfig(const Json& json, const std::string& source) : json_(json), source_(source) {}
-  std::int64_t integer(const char* key, std::int64_t fallback) const { return null(key) ? fallback : jsonInt(json_, key, fallback, source_); }
-  double number(const char* key, double fallback) const { return null(key) ? fallback : jsonNumber(json_, key, fallback, source_); }
-  bool boolean(const char* key, bool fallback) const { return null(key) ? fallback : jsonBool(json_, key, fallback, source_); }
-  std::string text(const char* key, const char* fallback) const { return null(key) ? fallback : jsonString(json_, key, fallback, source_); }
+  std::int64_t integer(const char* key, std::int64_t fallback) const {
+    return null(key) ? fallback : jsonInt(json_, key, fallback, source_);
+  }
+  double number(const char* key, double fallback) const {
+    return null(key) ? fallback : jsonNumber(json_, key, fallback, source_);
+  }
+  bool boolean(const char* key, bool fallback) const {
+    return null(key) ? fallback : jsonBool(json_, key, fallback, source_);
+  }
+  std::string text(const char* key, const char* fallback) const {
+    return null(key) ? fallback : jsonString(json_, key, fallback, source_);
+  }
   [[noreturn]] void refuse(const std::string& what) const { throw Error(ErrorKind::BadInput, what, source_); }
 
  private:
@@ -27,8 +36,9 @@ ActivationKind activation(const HfConfig& c, const char* key, const char* fallba
   if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return ActivationKind::Gelu;
   if (name == "relu") return ActivationKind::Relu;
   if (name == "silu" || name == "swish") return ActivationKind::Silu;
-  c.refuse(fmt::format("field '{}': activation '{}' is not supported; supported: gelu_new, gelu_pytorch_tanh, relu, silu",
-                       key, name));
+  c.refuse(fmt::format(
+      "field '{}': activation '{}' is not supported; supported: gelu_new, gelu_pytorch_tanh, relu, silu", key,
+      name));
 }
 
 ModelSpec gpt2(const HfConfig& c) {
@@ -75,9 +85,10 @@ ModelSpec opt(const HfConfig& c) {
   m.layers = c.integer("num_hidden_layers", 12);
   m.d_model = c.integer("hidden_size", 768);
   if (c.integer("word_embed_proj_dim", m.d_model) != m.d_model)
-    c.refuse(fmt::format("field 'word_embed_proj_dim': {} differs from hidden_size {}; an embedding projection is not "
-                         "supported",
-                         c.integer("word_embed_proj_dim", 0), m.d_model));
+    c.refuse(fmt::format(
+        "field 'word_embed_proj_dim': {} differs from hidden_size {}; an embedding projection is not "
+        "supported",
+        c.integer("word_embed_proj_dim", 0), m.d_model));
   if (!c.boolean("do_layer_norm_before", true))
     c.refuse("field 'do_layer_norm_before': false (post-norm) is not supported");
   m.heads = m.kv_heads = c.integer("num_attention_heads", 12);
@@ -122,7 +133,8 @@ ModelSpec modelFromHfConfig(const std::string& text, const std::string& source) 
   } else if (type == "bloom") {
     m = bloom(config);
   } else {
-    config.refuse(fmt::format("model_type '{}' is not supported; supported: gpt2, llama, mistral, qwen2, opt, bloom", type));
+    config.refuse(fmt::format(
+        "model_type '{}' is not supported; supported: gpt2, llama, mistral, qwen2, opt, bloom", type));
   }
   if (m.d_head == 0 && m.heads > 0) m.d_head = m.d_model / m.heads;
   m.name = config.text("_name_or_path", source.c_str());

@@ -18,10 +18,13 @@ namespace {
                             const std::string& source) {
   std::string got = object.at(key).dump(-1, ' ', false, Json::error_handler_t::replace);
   if (got.size() > 60) got = got.substr(0, 57) + "...";
-  throw Error(ErrorKind::BadInput, fmt::format("field '{}': expected {}, got {}", key, expected, got), source);
+  throw Error(ErrorKind::BadInput, fmt::format("field '{}': expected {}, got {}", key, expected, got),
+              source);
 }
 
-std::string systemError() { return std::strerror(errno); }
+std::string systemError() {
+  return std::strerror(errno);
+}
 
 }  // namespace
 
@@ -33,12 +36,13 @@ Json parseJson(const std::string& text, const std::string& source) {
     const auto line = std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n') + 1;
     const std::size_t newline = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
     const std::size_t column = at - (newline == std::string::npos ? 0 : newline + 1) + 1;
-    throw Error(ErrorKind::BadInput, fmt::format("not valid JSON at line {}, column {}", line, column), source);
+    throw Error(ErrorKind::BadInput, fmt::format("not valid JSON at line {}, column {}", line, column),
+                source);
   }
 }
 
 std::string readFile(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   if (::stat(path.c_str(), &info) != 0) throw Error(ErrorKind::BadInput, systemError(), path);
   if (S_ISDIR(info.st_mode)) throw Error(ErrorKind::BadInput, "is a directory, expected a file", path);
   std::ifstream in(path, std::ios::binary);
@@ -67,16 +71,19 @@ void writeFileAtomically(const std::string& path, const std::string& content) {
   if (failed || ::rename(aside.c_str(), path.c_str()) != 0) {
     const std::string why = failed ? reason : systemError();
     ::unlink(aside.c_str());
-    throw Error(ErrorKind::Runtime,
-                fmt::format("wrote {} of {} bytes: {}; the previous file is unchanged", written, content.size(), why),
-                path);
+    throw Error(
+        ErrorKind::Runtime,
+        fmt::format("wrote {} of {} bytes: {}; the previous file is unchanged", written, content.size(), why),
+        path);
   }
 }
 
-std::int64_t jsonInt(const Json& object, const std::string& key, std::int64_t fallback, const std::string& source) {
+std::int64_t jsonInt(const Json& object, const std::string& key, std::int64_t fallback,
+                     const std::string& source) {
   if (!object.contains(key)) return fallback;
   const Json& value = object.at(key);
-  if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) wrongType(object, key, "an integer", source);
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX)
+    wrongType(object, key, "an integer", source);
   if (!value.is_number_integer()) wrongType(object, key, "an integer", source);
   return value.get<std::int64_t>();
 }

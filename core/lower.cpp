@@ -30,8 +30,8 @@ struct Placed {
   const Block* block = nullptr;
 };
 
-// Blocks and segments shared by all ranks of a graph. Embedding and head differ between tensor ranks; a layer's
-// ops are the same on all of them, only the rows or columns of its parameters differ.
+// Blocks and segments shared by all ranks of a graph. Embedding and head differ between tensor ranks; a
+// layer's ops are the same on all of them, only the rows or columns of its parameters differ.
 class Library {
  public:
   Library(TaskGraph& graph) : graph_(graph) {

@@ -6,12 +6,18 @@ namespace bmt {
 
 std::string_view toString(GroupKind kind) {
   switch (kind) {
-    case GroupKind::World: return "world";
-    case GroupKind::Tensor: return "tensor";
-    case GroupKind::Data: return "data";
-    case GroupKind::Embedding: return "embedding";
-    case GroupKind::ForwardPair: return "forward pair";
-    case GroupKind::BackwardPair: return "backward pair";
+    case GroupKind::World:
+      return "world";
+    case GroupKind::Tensor:
+      return "tensor";
+    case GroupKind::Data:
+      return "data";
+    case GroupKind::Embedding:
+      return "embedding";
+    case GroupKind::ForwardPair:
+      return "forward pair";
+    case GroupKind::BackwardPair:
+      return "backward pair";
   }
   return "unknown";
 }
@@ -39,12 +45,20 @@ RankId Mesh::rankOf(const Coord& c) const {
 GroupId Mesh::groupOf(GroupKind kind, RankId rank) const {
   Coord c = coordOf(rank);
   switch (kind) {
-    case GroupKind::World: return packGroup(kind, 0);
-    case GroupKind::Tensor: c.tp = 0; break;
-    case GroupKind::Data: c.dp = 0; break;
-    case GroupKind::Embedding: c.pp = 0; break;
+    case GroupKind::World:
+      return packGroup(kind, 0);
+    case GroupKind::Tensor:
+      c.tp = 0;
+      break;
+    case GroupKind::Data:
+      c.dp = 0;
+      break;
+    case GroupKind::Embedding:
+      c.pp = 0;
+      break;
     case GroupKind::ForwardPair:
-    case GroupKind::BackwardPair: break;
+    case GroupKind::BackwardPair:
+      break;
   }
   return packGroup(kind, rankOf(c));
 }
@@ -81,12 +95,17 @@ std::vector<RankId> Mesh::members(GroupId group) const {
 
 std::int32_t Mesh::groupSize(GroupKind kind) const {
   switch (kind) {
-    case GroupKind::World: return num_ranks_;
-    case GroupKind::Tensor: return tp_;
-    case GroupKind::Data: return dp_;
-    case GroupKind::Embedding: return pp_ > 1 ? 2 : 1;
+    case GroupKind::World:
+      return num_ranks_;
+    case GroupKind::Tensor:
+      return tp_;
+    case GroupKind::Data:
+      return dp_;
+    case GroupKind::Embedding:
+      return pp_ > 1 ? 2 : 1;
     case GroupKind::ForwardPair:
-    case GroupKind::BackwardPair: return 2;
+    case GroupKind::BackwardPair:
+      return 2;
   }
   return 1;
 }

@@ -1,13 +1,13 @@
-// Model presets. Sizes are those of the authors' papers or released configuration files; published_params is the exact
-// element count of the released weights where it is known, otherwise the figure of the paper (tests/core/model_spec_test.cpp
-// states the tolerance of each).
+// Model presets. Sizes are those of the authors' papers or released configuration files; published_params is
+// the exact element count of the released weights where it is known, otherwise the figure of the paper
+// (tests/core/model_spec_test.cpp states the tolerance of each).
 #include "core/model_spec.h"
 
 namespace bmt {
 namespace {
 
-ModelSpec gpt(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads, std::int64_t vocab,
-              std::int64_t seq, std::int64_t published) {
+ModelSpec gpt(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads,
+              std::int64_t vocab, std::int64_t seq, std::int64_t published) {
   ModelSpec m;
   m.name = name;
   m.layers = layers;
@@ -21,8 +21,9 @@ ModelSpec gpt(const char* name, std::int64_t layers, std::int64_t d_model, std::
   return m;
 }
 
-ModelSpec llama(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads, std::int64_t kv_heads,
-                std::int64_t d_ff, std::int64_t vocab, std::int64_t seq, std::int64_t published) {
+ModelSpec llama(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads,
+                std::int64_t kv_heads, std::int64_t d_ff, std::int64_t vocab, std::int64_t seq,
+                std::int64_t published) {
   ModelSpec m;
   m.name = name;
   m.family = Family::Llama;
@@ -43,15 +44,16 @@ ModelSpec llama(const char* name, std::int64_t layers, std::int64_t d_model, std
   return m;
 }
 
-ModelSpec llama3(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads, std::int64_t d_ff,
-                 std::int64_t published) {
+ModelSpec llama3(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads,
+                 std::int64_t d_ff, std::int64_t published) {
   ModelSpec m = llama(name, layers, d_model, heads, 8, d_ff, 128256, 8192, published);
   m.rope_theta = 500000;
   return m;
 }
 
-ModelSpec qwen2(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads, std::int64_t kv_heads,
-                std::int64_t d_ff, std::int64_t vocab, bool tied, std::int64_t published) {
+ModelSpec qwen2(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads,
+                std::int64_t kv_heads, std::int64_t d_ff, std::int64_t vocab, bool tied,
+                std::int64_t published) {
   ModelSpec m = llama(name, layers, d_model, heads, kv_heads, d_ff, vocab, 4096, published);
   m.qkv_bias = true;
   m.tied_embedding = tied;
@@ -61,7 +63,8 @@ ModelSpec qwen2(const char* name, std::int64_t layers, std::int64_t d_model, std
 }
 
 // OPT: ReLU; its position table has two extra rows (padding offset).
-ModelSpec opt(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads, std::int64_t published) {
+ModelSpec opt(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads,
+              std::int64_t published) {
   ModelSpec m = gpt(name, layers, d_model, heads, 50272, 2048, published);
   m.activation = ActivationKind::Relu;
   m.max_positions = 2050;
@@ -69,7 +72,8 @@ ModelSpec opt(const char* name, std::int64_t layers, std::int64_t d_model, std::
 }
 
 // BLOOM: ALiBi and a LayerNorm after the embedding.
-ModelSpec bloom(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads, std::int64_t published) {
+ModelSpec bloom(const char* name, std::int64_t layers, std::int64_t d_model, std::int64_t heads,
+                std::int64_t published) {
   ModelSpec m = gpt(name, layers, d_model, heads, 250880, 2048, published);
   m.position = PositionKind::Alibi;
   m.max_positions = 0;

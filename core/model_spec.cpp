@@ -24,7 +24,8 @@ constexpr Names<PositionKind, 3> kPositions{
     {{"learned", PositionKind::Learned}, {"rope", PositionKind::Rope}, {"alibi", PositionKind::Alibi}}};
 
 template <typename T, std::size_t N>
-T readEnum(const Json& json, const char* key, T fallback, const Names<T, N>& names, const std::string& source) {
+T readEnum(const Json& json, const char* key, T fallback, const Names<T, N>& names,
+           const std::string& source) {
   const std::string text = jsonString(json, key, names[static_cast<std::size_t>(fallback)].first, source);
   std::vector<std::string> known;
   for (const auto& [name, value] : names) {
@@ -35,7 +36,9 @@ T readEnum(const Json& json, const char* key, T fallback, const Names<T, N>& nam
               fmt::format("field '{}': '{}' is not one of {}", key, text, fmt::join(known, ", ")), source);
 }
 
-std::int64_t normParams(const ModelSpec& m) { return m.norm == NormKind::LayerNorm ? 2 * m.d_model : m.d_model; }
+std::int64_t normParams(const ModelSpec& m) {
+  return m.norm == NormKind::LayerNorm ? 2 * m.d_model : m.d_model;
+}
 
 }  // namespace
 
@@ -58,11 +61,19 @@ std::int64_t numParams(const ModelSpec& m) {
 
 std::vector<Issue> validateModel(const ModelSpec& m) {
   std::vector<Issue> issues;
-  const auto add = [&](const std::string& field, const std::string& what) { issues.push_back({"model." + field, what}); };
+  const auto add = [&](const std::string& field, const std::string& what) {
+    issues.push_back({"model." + field, what});
+  };
   constexpr std::int64_t kMax = std::int64_t{1} << 32;  // products of two sizes stay far from overflow
-  for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::int64_t>>{
-           {"layers", m.layers}, {"d_model", m.d_model}, {"heads", m.heads}, {"kv_heads", m.kv_heads},
-           {"d_head", m.d_head}, {"d_ff", m.d_ff}, {"vocab", m.vocab}, {"seq_len", m.seq_len}}) {
+  for (const auto& [name, value] :
+       std::initializer_list<std::pair<const char*, std::int64_t>>{{"layers", m.layers},
+                                                                   {"d_model", m.d_model},
+                                                                   {"heads", m.heads},
+                                                                   {"kv_heads", m.kv_heads},
+                                                                   {"d_head", m.d_head},
+                                                                   {"d_ff", m.d_ff},
+                                                                   {"vocab", m.vocab},
+                                                                   {"seq_len", m.seq_len}}) {
     if (value < 1 || value > kMax) add(name, fmt::format("{} is not between 1 and {}", value, kMax));
   }
   if (!issues.empty()) return issues;
@@ -72,8 +83,7 @@ std::vector<Issue> validateModel(const ModelSpec& m) {
     add("max_positions", fmt::format("{} is not positive, but positions are learned", m.max_positions));
   if (m.position == PositionKind::Rope && m.d_head % 2 != 0)
     add("d_head", fmt::format("{} is odd, but rotary positions need pairs", m.d_head));
-  if (m.gated_mlp && m.activation != ActivationKind::Silu)
-    add("activation", "a gated MLP needs silu");
+  if (m.gated_mlp && m.activation != ActivationKind::Silu) add("activation", "a gated MLP needs silu");
   if (!m.gated_mlp && m.activation == ActivationKind::Silu)
     add("activation", "silu without a gated MLP is not supported by this version; supported: gelu, relu");
   if (!(m.norm_eps > 0)) add("norm_eps", fmt::format("{} is not positive", m.norm_eps));
@@ -129,9 +139,12 @@ ModelSpec modelFromJson(const std::string& text, const std::string& source) {
   m.vocab = jsonInt(json, "vocab", 0, source);
   m.seq_len = jsonInt(json, "seq_len", 0, source);
   m.norm = readEnum(json, "norm", llama ? NormKind::RmsNorm : NormKind::LayerNorm, kNorms, source);
-  m.activation = readEnum(json, "activation", llama ? ActivationKind::Silu : ActivationKind::Gelu, kActivations, source);
-  m.position = readEnum(json, "position", llama ? PositionKind::Rope : PositionKind::Learned, kPositions, source);
-  m.max_positions = jsonInt(json, "max_positions", m.position == PositionKind::Learned ? m.seq_len : 0, source);
+  m.activation =
+      readEnum(json, "activation", llama ? ActivationKind::Silu : ActivationKind::Gelu, kActivations, source);
+  m.position =
+      readEnum(json, "position", llama ? PositionKind::Rope : PositionKind::Learned, kPositions, source);
+  m.max_positions =
+      jsonInt(json, "max_positions", m.position == PositionKind::Learned ? m.seq_len : 0, source);
   m.gated_mlp = jsonBool(json, "gated_mlp", llama, source);
   m.tied_embedding = jsonBool(json, "tied_embedding", !llama, source);
   m.qkv_bias = jsonBool(json, "qkv_bias", !llama, source);
@@ -151,12 +164,14 @@ ModelSpec loadModel(const std::string& name_or_path) {
     if (preset.name == name_or_path) return preset;
     names.push_back(preset.name);
   }
-  struct stat info{};
+  struct stat info {};
   const bool path = name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json");
   if (!path && ::stat(name_or_path.c_str(), &info) != 0)
-    throw Error(ErrorKind::BadInput,
-                fmt::format("'{}' is neither a preset nor a file; the nearest preset is '{}' (bmtrain models lists them)",
-                            name_or_path, nearestName(name_or_path, names)));
+    throw Error(
+        ErrorKind::BadInput,
+        fmt::format(
+            "'{}' is neither a preset nor a file; the nearest preset is '{}' (bmtrain models lists them)",
+            name_or_path, nearestName(name_or_path, names)));
   const std::string text = readFile(name_or_path);
   const Json json = parseJson(text, name_or_path);
   if (json.is_object() && json.contains("model_type")) return modelFromHfConfig(text, name_or_path);

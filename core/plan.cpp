@@ -16,10 +16,25 @@ namespace {
 
 constexpr const char* kSchema = "bmtrain.plan/1";
 
-const std::vector<std::string> kKeys{"dp",     "tp",   "pp",        "cp",       "ep",           "mb",
-                                     "gb",     "schedule", "chunks", "layers",  "zero",         "sp",
-                                     "recompute", "precision", "bucket", "overlap-grad", "no-overlap-grad",
-                                     "loss-chunk", "order"};
+const std::vector<std::string> kKeys{"dp",
+                                     "tp",
+                                     "pp",
+                                     "cp",
+                                     "ep",
+                                     "mb",
+                                     "gb",
+                                     "schedule",
+                                     "chunks",
+                                     "layers",
+                                     "zero",
+                                     "sp",
+                                     "recompute",
+                                     "precision",
+                                     "bucket",
+                                     "overlap-grad",
+                                     "no-overlap-grad",
+                                     "loss-chunk",
+                                     "order"};
 // Keys of the interface that this version does not lower; refused instead of ignored.
 const std::vector<std::string> kLaterKeys{"shares", "compress", "offload", "overlap-param"};
 
@@ -48,7 +63,8 @@ bool parseBool(const std::string& key, const std::string& value) {
 }
 
 template <typename T, std::size_t N>
-T oneOf(const std::string& key, const std::string& value, const std::array<std::pair<const char*, T>, N>& choices) {
+T oneOf(const std::string& key, const std::string& value,
+        const std::array<std::pair<const char*, T>, N>& choices) {
   std::vector<std::string> names;
   for (const auto& [name, choice] : choices) {
     if (value == name) return choice;
@@ -59,7 +75,9 @@ T oneOf(const std::string& key, const std::string& value, const std::array<std::
 }
 
 constexpr std::array<std::pair<const char*, ScheduleKind>, 3> kSchedules{
-    {{"gpipe", ScheduleKind::GPipe}, {"1f1b", ScheduleKind::OneFOneB}, {"interleaved", ScheduleKind::Interleaved}}};
+    {{"gpipe", ScheduleKind::GPipe},
+     {"1f1b", ScheduleKind::OneFOneB},
+     {"interleaved", ScheduleKind::Interleaved}}};
 constexpr std::array<std::pair<const char*, Recompute>, 2> kRecomputes{
     {{"none", Recompute::None}, {"full", Recompute::Full}}};
 constexpr std::array<std::pair<const char*, DType>, 3> kPrecisions{
@@ -94,7 +112,8 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
   }
   if (key == "loss-chunk") {
     plan.loss_chunk = parseInt(key, value);
-    if (plan.loss_chunk < 0) fail("plan.loss-chunk", fmt::format("{} is negative; 0 = whole micro-batch", value));
+    if (plan.loss_chunk < 0)
+      fail("plan.loss-chunk", fmt::format("{} is negative; 0 = whole micro-batch", value));
   }
   if (key == "order") plan.order = value;
   if (key == "layers") {
@@ -117,8 +136,12 @@ void checkKey(const std::string& key) {
 
 }  // namespace
 
-std::string_view toString(ScheduleKind kind) { return kSchedules[static_cast<std::size_t>(kind)].first; }
-std::string_view toString(Recompute policy) { return kRecomputes[static_cast<std::size_t>(policy)].first; }
+std::string_view toString(ScheduleKind kind) {
+  return kSchedules[static_cast<std::size_t>(kind)].first;
+}
+std::string_view toString(Recompute policy) {
+  return kRecomputes[static_cast<std::size_t>(policy)].first;
+}
 
 Plan planFromText(const std::string& text) {
   Plan plan;
@@ -132,7 +155,8 @@ Plan planFromText(const std::string& text) {
     const std::size_t equals = part.find('=');
     const std::string key = part.substr(0, equals);
     checkKey(key);
-    if (!seen.insert(key == "no-overlap-grad" ? "overlap-grad" : key).second) fail("plan." + key, "is given twice");
+    if (!seen.insert(key == "no-overlap-grad" ? "overlap-grad" : key).second)
+      fail("plan." + key, "is given twice");
     set(plan, key, equals == std::string::npos ? std::string() : part.substr(equals + 1));
   }
   return plan;
@@ -213,7 +237,7 @@ Plan planFromJson(const std::string& text, const std::string& source) {
 }
 
 Plan loadPlan(const std::string& text_or_path) {
-  struct stat info{};
+  struct stat info {};
   const bool file = ::stat(text_or_path.c_str(), &info) == 0;
   if (!file && text_or_path.ends_with(".json")) return planFromJson(readFile(text_or_path), text_or_path);
   if (!file) return planFromText(text_or_path);
@@ -226,7 +250,8 @@ std::vector<std::int64_t> layersOfStages(const ModelSpec& model, const Plan& pla
   std::vector<std::int64_t> layers(static_cast<std::size_t>(stages), model.layers / stages);
   std::int64_t rest = model.layers % stages;
   // Middle stages first: the first stage also holds the embedding, the last the head.
-  for (std::int64_t v = 1; rest > 0; v = (v + 1) % stages, --rest) ++layers[static_cast<std::size_t>(v % stages)];
+  for (std::int64_t v = 1; rest > 0; v = (v + 1) % stages, --rest)
+    ++layers[static_cast<std::size_t>(v % stages)];
   return layers;
 }
 

@@ -20,8 +20,10 @@ std::vector<Slot> gpipeStage(std::int32_t m) {
   return slots;
 }
 
-// `forwards` and `backwards` in their own order, after `warmup` forwards strictly alternating forward, backward.
-std::vector<Slot> alternate(const std::vector<Slot>& forwards, const std::vector<Slot>& backwards, std::size_t warmup) {
+// `forwards` and `backwards` in their own order, after `warmup` forwards strictly alternating forward,
+// backward.
+std::vector<Slot> alternate(const std::vector<Slot>& forwards, const std::vector<Slot>& backwards,
+                            std::size_t warmup) {
   std::vector<Slot> slots(forwards.begin(), forwards.begin() + static_cast<std::ptrdiff_t>(warmup));
   for (std::size_t i = warmup; i < forwards.size(); ++i) {
     slots.push_back(forwards[i]);
@@ -53,15 +55,16 @@ std::vector<Slot> interleavedStage(std::int32_t pp, std::int32_t stage, std::int
   return alternate(forwards, backwards, static_cast<std::size_t>(warmup));
 }
 
-// Runs the stages in order; `start(stage, slot)` is called when a slot runs. Returns how many slots of each stage ran.
-// A slot takes `length` time units; start times respect the pipeline's dependencies.
+// Runs the stages in order; `start(stage, slot)` is called when a slot runs. Returns how many slots of each
+// stage ran. A slot takes `length` time units; start times respect the pipeline's dependencies.
 template <typename OnRun>
 std::vector<std::size_t> play(const Schedule& s, OnRun on_run) {
   const auto index = [&s](std::int32_t virtual_stage, std::int32_t microbatch) {
     return static_cast<std::size_t>(virtual_stage * s.num_microbatches + microbatch);
   };
   const std::int32_t num_virtual = s.num_stages * s.num_chunks;
-  std::vector<std::int64_t> f_end(static_cast<std::size_t>(num_virtual * s.num_microbatches), -1), b_end = f_end;
+  std::vector<std::int64_t> f_end(static_cast<std::size_t>(num_virtual * s.num_microbatches), -1),
+      b_end = f_end;
   std::vector<std::int64_t> now(s.stages.size(), 0);
   std::vector<std::size_t> next(s.stages.size(), 0);
   bool progress = true;
@@ -74,7 +77,9 @@ std::vector<std::size_t> play(const Schedule& s, OnRun on_run) {
         const bool forward = slot.phase == Phase::F;
         std::int64_t ready = 0;
         if (forward && v > 0) ready = f_end[index(v - 1, slot.microbatch)];
-        if (!forward) ready = v == num_virtual - 1 ? f_end[index(v, slot.microbatch)] : b_end[index(v + 1, slot.microbatch)];
+        if (!forward)
+          ready =
+              v == num_virtual - 1 ? f_end[index(v, slot.microbatch)] : b_end[index(v + 1, slot.microbatch)];
         if (ready < 0) break;
         const std::int64_t start = std::max(now[stage], ready);
         const std::int64_t end = start + (forward ? 1 : 2);
@@ -101,12 +106,17 @@ std::string toString(const Slot& slot) {
   return fmt::format("{}{}.{}", kLetters[static_cast<std::size_t>(slot.phase)], slot.chunk, slot.microbatch);
 }
 
-Schedule makeSchedule(ScheduleKind kind, std::int32_t pp, std::int32_t chunks, std::int32_t num_microbatches) {
+Schedule makeSchedule(ScheduleKind kind, std::int32_t pp, std::int32_t chunks,
+                      std::int32_t num_microbatches) {
   Schedule schedule{pp, chunks, num_microbatches, {}};
   for (std::int32_t stage = 0; stage < pp; ++stage) {
     switch (kind) {
-      case ScheduleKind::GPipe: schedule.stages.push_back(gpipeStage(num_microbatches)); break;
-      case ScheduleKind::OneFOneB: schedule.stages.push_back(oneFOneBStage(pp, stage, num_microbatches)); break;
+      case ScheduleKind::GPipe:
+        schedule.stages.push_back(gpipeStage(num_microbatches));
+        break;
+      case ScheduleKind::OneFOneB:
+        schedule.stages.push_back(oneFOneBStage(pp, stage, num_microbatches));
+        break;
       case ScheduleKind::Interleaved:
         schedule.stages.push_back(interleavedStage(pp, stage, chunks, num_microbatches));
         break;
@@ -149,8 +159,10 @@ Schedule scheduleFromText(const std::string& text, const std::string& source) {
       const std::size_t dot = token.find('.');
       std::int32_t chunk = 0, microbatch = 0;
       const bool letter = token[0] == 'F' || token[0] == 'B';
-      if (!letter || dot == std::string::npos || !parseNumber(std::string_view(token).substr(1, dot - 1), chunk) ||
-          !parseNumber(std::string_view(token).substr(dot + 1), microbatch) || chunk > 1000 || microbatch > kLimit)
+      if (!letter || dot == std::string::npos ||
+          !parseNumber(std::string_view(token).substr(1, dot - 1), chunk) ||
+          !parseNumber(std::string_view(token).substr(dot + 1), microbatch) || chunk > 1000 ||
+          microbatch > kLimit)
         fail(fmt::format("'{}' is not a slot such as F0.3 or B0.3", token));
       schedule.stages.back().push_back(makeSlot(token[0] == 'F' ? Phase::F : Phase::B, chunk, microbatch));
       schedule.num_chunks = std::max(schedule.num_chunks, chunk + 1);
@@ -163,13 +175,14 @@ Schedule scheduleFromText(const std::string& text, const std::string& source) {
 
 std::vector<Issue> validateSchedule(const Schedule& s) {
   std::vector<Issue> issues;
-  const std::size_t expected = static_cast<std::size_t>(s.num_chunks) * static_cast<std::size_t>(s.num_microbatches) * 2;
+  const std::size_t expected =
+      static_cast<std::size_t>(s.num_chunks) * static_cast<std::size_t>(s.num_microbatches) * 2;
   for (std::size_t stage = 0; stage < s.stages.size(); ++stage) {
     const auto& slots = s.stages[stage];
     const std::string where = fmt::format("stage {}", stage);
     if (slots.size() != expected)
-      issues.push_back({where, fmt::format("has {} slots, but {} chunks x {} micro-batches need {}", slots.size(),
-                                           s.num_chunks, s.num_microbatches, expected)});
+      issues.push_back({where, fmt::format("has {} slots, but {} chunks x {} micro-batches need {}",
+                                           slots.size(), s.num_chunks, s.num_microbatches, expected)});
     std::vector<Slot> sorted = slots;
     const auto key = [](const Slot& x) { return std::tuple(x.phase, x.chunk, x.microbatch); };
     std::sort(sorted.begin(), sorted.end(), [&](const Slot& a, const Slot& b) { return key(a) < key(b); });
@@ -180,9 +193,9 @@ std::vector<Issue> validateSchedule(const Schedule& s) {
   const std::vector<std::size_t> ran = play(s, [](std::size_t, const Slot&, std::int64_t, std::int64_t) {});
   for (std::size_t stage = 0; stage < s.stages.size(); ++stage) {
     if (ran[stage] < s.stages[stage].size())
-      issues.push_back({fmt::format("stage {}", stage),
-                        fmt::format("{} waits for ever: the order of the stages deadlocks",
-                                    toString(s.stages[stage][ran[stage]]))});
+      issues.push_back(
+          {fmt::format("stage {}", stage), fmt::format("{} waits for ever: the order of the stages deadlocks",
+                                                       toString(s.stages[stage][ran[stage]]))});
   }
   return issues;
 }
@@ -201,25 +214,28 @@ std::string drawSchedule(const Schedule& s) {
   });
   const std::size_t digits = fmt::format("{}", std::max(0, s.num_microbatches - 1)).size();
   const std::size_t width = digits + (s.num_chunks > 1 ? 4 : 2);
-  std::vector<std::string> rows(s.stages.size(), std::string(static_cast<std::size_t>(end_time) * width, ' '));
+  std::vector<std::string> rows(s.stages.size(),
+                                std::string(static_cast<std::size_t>(end_time) * width, ' '));
   for (auto& row : rows) {
     for (std::size_t t = 0; t < static_cast<std::size_t>(end_time); ++t) row[t * width] = '.';
   }
   std::int64_t busy = 0;
   for (const Cell& cell : cells) {
     const char letter = cell.slot.phase == Phase::F ? 'F' : 'B';
-    const std::string label = s.num_chunks > 1 ? fmt::format("{}{}.{}", letter, cell.slot.chunk, cell.slot.microbatch)
-                                               : fmt::format("{}{}", letter, cell.slot.microbatch);
+    const std::string label = s.num_chunks > 1
+                                  ? fmt::format("{}{}.{}", letter, cell.slot.chunk, cell.slot.microbatch)
+                                  : fmt::format("{}{}", letter, cell.slot.microbatch);
     const std::size_t at = static_cast<std::size_t>(cell.start) * width;
     const std::size_t length = static_cast<std::size_t>(cell.end - cell.start) * width - 1;
     rows[cell.stage].replace(at, length, fmt::format("{:-<{}}", label, length).substr(0, length));
     busy += cell.end - cell.start;
   }
   std::string text;
-  for (std::size_t stage = 0; stage < rows.size(); ++stage) text += fmt::format("stage {:>2} |{}\n", stage, rows[stage]);
+  for (std::size_t stage = 0; stage < rows.size(); ++stage)
+    text += fmt::format("stage {:>2} |{}\n", stage, rows[stage]);
   const double total = static_cast<double>(end_time) * static_cast<double>(rows.size());
-  text += fmt::format("{} time units with forward = 1, backward = 2, communication = 0; idle {:.1f} %\n", end_time,
-                      100 * (1 - static_cast<double>(busy) / total));
+  text += fmt::format("{} time units with forward = 1, backward = 2, communication = 0; idle {:.1f} %\n",
+                      end_time, 100 * (1 - static_cast<double>(busy) / total));
   return text;
 }
 

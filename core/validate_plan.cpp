@@ -1,5 +1,5 @@
-// What makes a plan illegal. Every problem is reported at once, with the two figures that disagree and, where there is one,
-// the nearest legal value.
+// What makes a plan illegal. Every problem is reported at once, with the two figures that disagree and, where
+// there is one, the nearest legal value.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,9 +18,15 @@ class Checker {
       : model_(model), cluster_(cluster), plan_(plan) {}
 
   std::vector<Issue> run() {
-    for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::int64_t>>{
-             {"dp", plan_.dp}, {"tp", plan_.tp}, {"pp", plan_.pp}, {"cp", plan_.cp}, {"ep", plan_.ep},
-             {"chunks", plan_.chunks}, {"mb", plan_.micro_batch}, {"gb", plan_.global_batch}}) {
+    for (const auto& [name, value] :
+         std::initializer_list<std::pair<const char*, std::int64_t>>{{"dp", plan_.dp},
+                                                                     {"tp", plan_.tp},
+                                                                     {"pp", plan_.pp},
+                                                                     {"cp", plan_.cp},
+                                                                     {"ep", plan_.ep},
+                                                                     {"chunks", plan_.chunks},
+                                                                     {"mb", plan_.micro_batch},
+                                                                     {"gb", plan_.global_batch}}) {
       if (value < 1) add(name, fmt::format("{} is not positive", value));
     }
     if (!issues_.empty()) return issues_;  // everything below divides by them
@@ -57,10 +63,13 @@ class Checker {
     if (product > devices || product * plan_.pp != devices) {
       const std::int64_t others = std::int64_t{plan_.tp} * plan_.cp * plan_.pp;
       std::string nearest;
-      if (others > 0 && others <= devices && devices % others == 0) nearest = fmt::format("; nearest: dp={}", devices / others);
-      issues_.push_back({"plan", fmt::format("dp {} x tp {} x pp {} x cp {} = {} ranks, but the cluster {} has {} devices{}",
-                                             plan_.dp, plan_.tp, plan_.pp, plan_.cp, product * plan_.pp, cluster_.name,
-                                             devices, nearest)});
+      if (others > 0 && others <= devices && devices % others == 0)
+        nearest = fmt::format("; nearest: dp={}", devices / others);
+      issues_.push_back(
+          {"plan",
+           fmt::format("dp {} x tp {} x pp {} x cp {} = {} ranks, but the cluster {} has {} devices{}",
+                       plan_.dp, plan_.tp, plan_.pp, plan_.cp, product * plan_.pp, cluster_.name, devices,
+                       nearest)});
     }
     if (plan_.cp != 1) add("cp", fmt::format("{} is not supported by this version; supported: 1", plan_.cp));
     if (plan_.ep != 1) add("ep", fmt::format("{} is not supported by this version; supported: 1", plan_.ep));
@@ -90,8 +99,8 @@ class Checker {
     if (tp == 1) add("sp", "sequence parallelism needs tp > 1, but tp is 1");
     const std::int64_t tokens = plan_.micro_batch * model_.seq_len;
     if (tokens % tp != 0)
-      add("sp", fmt::format("tp {} does not divide the {} tokens of a micro-batch; nearest tp: {}", tp, tokens,
-                            nearestDivisor(tp, {tokens, nearest})));
+      add("sp", fmt::format("tp {} does not divide the {} tokens of a micro-batch; nearest tp: {}", tp,
+                            tokens, nearestDivisor(tp, {tokens, nearest})));
   }
 
   void batch() {
@@ -100,22 +109,22 @@ class Checker {
     const std::int64_t below = plan_.global_batch / unit * unit;
     const std::string nearest =
         below > 0 ? fmt::format("{} or {}", below, below + unit) : fmt::format("{}", unit);
-    add("gb", fmt::format("{} is not a multiple of mb {} x dp {} = {}; nearest legal value: {}", plan_.global_batch,
-                          plan_.micro_batch, plan_.dp, unit, nearest));
+    add("gb", fmt::format("{} is not a multiple of mb {} x dp {} = {}; nearest legal value: {}",
+                          plan_.global_batch, plan_.micro_batch, plan_.dp, unit, nearest));
   }
 
   void pipeline() {
     const std::int64_t stages = std::int64_t{plan_.pp} * plan_.chunks;
     if (model_.layers < stages)
       add(plan_.chunks > 1 ? "chunks" : "pp",
-          fmt::format("pp {} x chunks {} = {} stages, but the model has {} layers; nearest legal value: {}", plan_.pp,
-                      plan_.chunks, stages, model_.layers,
+          fmt::format("pp {} x chunks {} = {} stages, but the model has {} layers; nearest legal value: {}",
+                      plan_.pp, plan_.chunks, stages, model_.layers,
                       std::max<std::int64_t>(1, model_.layers / (plan_.chunks > 1 ? plan_.pp : 1))));
     if (!plan_.layers_per_stage.empty()) {
       const auto& layers = plan_.layers_per_stage;
       if (static_cast<std::int64_t>(layers.size()) != stages)
-        add("layers", fmt::format("lists {} stages, but pp {} x chunks {} = {}", layers.size(), plan_.pp, plan_.chunks,
-                                  stages));
+        add("layers", fmt::format("lists {} stages, but pp {} x chunks {} = {}", layers.size(), plan_.pp,
+                                  plan_.chunks, stages));
       const std::int64_t sum = std::accumulate(layers.begin(), layers.end(), std::int64_t{0});
       if (sum != model_.layers)
         add("layers", fmt::format("adds up to {}, but the model has {} layers", sum, model_.layers));
@@ -131,10 +140,12 @@ class Checker {
     if (plan_.pp < 2) add("pp", "schedule=interleaved needs pp of at least 2, but it is 1");
     const std::int64_t m = plan_.numMicrobatches();
     if (m % plan_.pp != 0 || m == 0)
-      add("gb", fmt::format("schedule=interleaved needs micro-batches in multiples of pp {}, but there are {}; nearest "
-                            "legal gb: {}",
-                            plan_.pp, m,
-                            std::max<std::int64_t>(1, m / plan_.pp) * plan_.pp * plan_.micro_batch * plan_.dp));
+      add("gb",
+          fmt::format(
+              "schedule=interleaved needs micro-batches in multiples of pp {}, but there are {}; nearest "
+              "legal gb: {}",
+              plan_.pp, m,
+              std::max<std::int64_t>(1, m / plan_.pp) * plan_.pp * plan_.micro_batch * plan_.dp));
   }
 
   void rest() {
@@ -143,8 +154,8 @@ class Checker {
     if (plan_.bucket < 1) add("bucket", fmt::format("{} bytes is not positive", plan_.bucket));
     if (plan_.loss_chunk < 0) add("loss-chunk", fmt::format("{} is negative", plan_.loss_chunk));
     if (model_.position == PositionKind::Learned && model_.seq_len > model_.max_positions)
-      issues_.push_back({"model.seq_len", fmt::format("{} is more than the {} learned positions", model_.seq_len,
-                                                      model_.max_positions)});
+      issues_.push_back({"model.seq_len", fmt::format("{} is more than the {} learned positions",
+                                                      model_.seq_len, model_.max_positions)});
   }
 
   const ModelSpec& model_;

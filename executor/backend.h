@@ -1,5 +1,6 @@
-// Backend: a device that runs the ops of one rank. A step is captured once as commands on lanes (in-order queues: CUDA streams,
-// or worker threads on CPU) and replayed every step, which is what a CUDA graph does as well.
+// Backend: a device that runs the ops of one rank. A step is captured once as commands on lanes (in-order
+// queues: CUDA streams, or worker threads on CPU) and replayed every step, which is what a CUDA graph does as
+// well.
 //
 //   beginCapture();  for every task: wait(...), record, launch / enqueue, record;  endCapture();
 //   every step: replay();   // returns when all lanes are done, or throws the first error

@@ -17,8 +17,8 @@ std::uint64_t mix(std::uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
-// A permutation of [0, size) without a table: a four-round Feistel network on the next even number of bits, walked until the
-// value is in range (cycle walking, Black and Rogaway 2002).
+// A permutation of [0, size) without a table: a four-round Feistel network on the next even number of bits,
+// walked until the value is in range (cycle walking, Black and Rogaway 2002).
 std::uint64_t permute(std::uint64_t value, std::uint64_t size, std::uint64_t key) {
   if (size <= 1) return 0;
   const unsigned half = (static_cast<unsigned>(std::bit_width(size - 1)) + 1) / 2;
@@ -42,17 +42,18 @@ DataLoader::DataLoader(TokenFile file, std::int64_t seq_len, std::int64_t global
   const auto count = static_cast<std::int64_t>(file_.tokens.size());
   num_windows_ = (count - 1) / seq_len;
   if (count < seq_len + 1)
-    throw Error(ErrorKind::BadInput,
-                fmt::format("holds {} tokens, but a sequence of {} needs {}; use more text or a shorter --seq", count,
-                            seq_len, seq_len + 1),
-                file_.path);
+    throw Error(
+        ErrorKind::BadInput,
+        fmt::format("holds {} tokens, but a sequence of {} needs {}; use more text or a shorter --seq", count,
+                    seq_len, seq_len + 1),
+        file_.path);
 }
 
 std::int64_t DataLoader::windowOf(std::int64_t sequence) const {
   const std::int64_t epoch = sequence / num_windows_;
   const auto key = mix(seed_ ^ mix(static_cast<std::uint64_t>(epoch)));
-  return static_cast<std::int64_t>(
-      permute(static_cast<std::uint64_t>(sequence % num_windows_), static_cast<std::uint64_t>(num_windows_), key));
+  return static_cast<std::int64_t>(permute(static_cast<std::uint64_t>(sequence % num_windows_),
+                                           static_cast<std::uint64_t>(num_windows_), key));
 }
 
 void DataLoader::read(std::int64_t step, std::int64_t begin, std::int64_t end, std::int32_t* tokens,

@@ -1,6 +1,6 @@
-// DataLoader: which tokens every step trains on, independent of the parallel layout. The file is cut into non-overlapping
-// windows of T + 1 tokens (the last token of a window is the first of the next); every epoch visits all windows once in a
-// seeded order. The state is (seed, step), so resuming is exact.
+// DataLoader: which tokens every step trains on, independent of the parallel layout. The file is cut into
+// non-overlapping windows of T + 1 tokens (the last token of a window is the first of the next); every epoch
+// visits all windows once in a seeded order. The state is (seed, step), so resuming is exact.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ class DataLoader {
   DataLoader(TokenFile file, std::int64_t seq_len, std::int64_t global_batch, std::uint64_t seed);
 
   // Sequences [begin, end) of the step's global batch: tokens and targets, [end - begin, T] each.
-  void read(std::int64_t step, std::int64_t begin, std::int64_t end, std::int32_t* tokens, std::int32_t* targets) const;
+  void read(std::int64_t step, std::int64_t begin, std::int64_t end, std::int32_t* tokens,
+            std::int32_t* targets) const;
   std::int64_t numWindows() const { return num_windows_; }
   // Window of the n-th sequence of the whole run.
   std::int64_t windowOf(std::int64_t sequence) const;

@@ -22,7 +22,8 @@ std::uint64_t splitmix64(std::uint64_t x) {
 
 }  // namespace
 
-void initNormal(float* out, std::int64_t count, std::uint64_t seed, std::string_view name, std::int64_t first, double std) {
+void initNormal(float* out, std::int64_t count, std::uint64_t seed, std::string_view name, std::int64_t first,
+                double std) {
   const std::uint64_t h = fnv1a64(name) ^ (seed * 0x9E3779B97F4A7C15ULL);
   constexpr double kUnit = 1.0 / 9007199254740992.0;  // 2^-53
   for (std::int64_t i = 0; i < count; ++i) {
@@ -33,7 +34,8 @@ void initNormal(float* out, std::int64_t count, std::uint64_t seed, std::string_
   }
 }
 
-void initShard(float* out, const ParamShard& p, const ModelSpec& model, std::uint64_t seed, const InitRule& rule) {
+void initShard(float* out, const ParamShard& p, const ModelSpec& model, std::uint64_t seed,
+               const InitRule& rule) {
   const std::string_view name = p.name;
   const bool norm = name.find("norm") != std::string_view::npos && name.ends_with(".weight");
   double std = rule.weight_std;

@@ -82,7 +82,8 @@ void ProgramRunner::capture(const MidStep& mid_step) {
   }
   backend_.endCapture();
   for (const Buffer& buffer : program_.buffers) {
-    if (buffer.persistent) high_water_ = std::max(high_water_, roundUp(buffer.offset + buffer.bytes, kArenaAlignment));
+    if (buffer.persistent)
+      high_water_ = std::max(high_water_, roundUp(buffer.offset + buffer.bytes, kArenaAlignment));
   }
 }
 
@@ -120,11 +121,18 @@ std::vector<Bytes> ProgramRunner::commBytes() const {
     const auto n = static_cast<Bytes>(graph_.mesh.members(comm.group).size());
     Bytes& sum = bytes[static_cast<std::size_t>(task.kind)];
     switch (comm.kind) {
-      case CommKind::AllReduce: sum += 2 * comm.bytes() * (n - 1) / n; break;
+      case CommKind::AllReduce:
+        sum += 2 * comm.bytes() * (n - 1) / n;
+        break;
       case CommKind::AllGather:
-      case CommKind::ReduceScatter: sum += comm.bytes() * (n - 1) / n; break;
-      case CommKind::Send: sum += comm.bytes(); break;
-      case CommKind::Recv: break;
+      case CommKind::ReduceScatter:
+        sum += comm.bytes() * (n - 1) / n;
+        break;
+      case CommKind::Send:
+        sum += comm.bytes();
+        break;
+      case CommKind::Recv:
+        break;
     }
   }
   return bytes;

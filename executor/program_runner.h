@@ -1,5 +1,5 @@
-// ProgramRunner: plays one rank's program on a backend. Captures the program once (pointers resolved into the arena), then
-// replays it every step and reports what happened as a Trace with the program's task ids.
+// ProgramRunner: plays one rank's program on a backend. Captures the program once (pointers resolved into the
+// arena), then replays it every step and reports what happened as a Trace with the program's task ids.
 #pragma once
 
 #include <functional>
@@ -15,12 +15,13 @@ namespace bmt::exec {
 
 class ProgramRunner {
  public:
-  // Called in the middle of every step on the Compute lane, with the name of the task that follows (fault injection).
+  // Called in the middle of every step on the Compute lane, with the name of the task that follows (fault
+  // injection).
   using MidStep = std::function<void(const std::string& task)>;
 
   // `graph` and `program` must outlive the runner. Allocates program.arena bytes, zeroed.
-  ProgramRunner(const TaskGraph& graph, const RankProgram& program, Backend& backend, Communicator& communicator,
-                MidStep mid_step = {});
+  ProgramRunner(const TaskGraph& graph, const RankProgram& program, Backend& backend,
+                Communicator& communicator, MidStep mid_step = {});
   ~ProgramRunner();
   ProgramRunner(const ProgramRunner&) = delete;
   ProgramRunner& operator=(const ProgramRunner&) = delete;
@@ -38,8 +39,8 @@ class ProgramRunner {
   std::vector<trace::Span> spans() const;
   // Highest arena byte that any captured operation touches; equals program.arena.
   Bytes highWater() const { return high_water_; }
-  // Bytes that this rank sends per step, by TaskKind: an all-reduce sends 2 (n - 1) / n of its buffer, a gather or scatter
-  // (n - 1) / n (Patarasuk and Yuan 2009).
+  // Bytes that this rank sends per step, by TaskKind: an all-reduce sends 2 (n - 1) / n of its buffer, a
+  // gather or scatter (n - 1) / n (Patarasuk and Yuan 2009).
   std::vector<Bytes> commBytes() const;
   // Fills everything that is not persistent with NaN, so that a wrong lifetime shows (tests).
   void poison();

@@ -27,7 +27,8 @@ T readAt(const std::string& data, std::size_t offset) {
 
 std::uint64_t fnv1a64(const char* data, std::size_t size) {
   std::uint64_t hash = 14695981039346656037ULL;
-  for (std::size_t i = 0; i < size; ++i) hash = (hash ^ static_cast<unsigned char>(data[i])) * 1099511628211ULL;
+  for (std::size_t i = 0; i < size; ++i)
+    hash = (hash ^ static_cast<unsigned char>(data[i])) * 1099511628211ULL;
   return hash;
 }
 
@@ -38,7 +39,8 @@ std::uint64_t fnv1a64(const char* data, std::size_t size) {
 template <typename T>
 std::vector<std::int32_t> widen(const std::string& data, std::size_t offset, std::size_t count) {
   std::vector<std::int32_t> tokens(count);
-  for (std::size_t i = 0; i < count; ++i) tokens[i] = static_cast<std::int32_t>(readAt<T>(data, offset + i * sizeof(T)));
+  for (std::size_t i = 0; i < count; ++i)
+    tokens[i] = static_cast<std::int32_t>(readAt<T>(data, offset + i * sizeof(T)));
   return tokens;
 }
 
@@ -47,12 +49,14 @@ TokenFile readOurs(const std::string& path, const std::string& data) {
     bad(path, fmt::format("has {} bytes, but the header alone takes {}", data.size(), kHeaderBytes));
   const auto version = readAt<std::uint32_t>(data, 8), width = readAt<std::uint32_t>(data, 12);
   const auto vocab = readAt<std::uint64_t>(data, 16), count = readAt<std::uint64_t>(data, 24);
-  if (version != kVersion) bad(path, fmt::format("is version {}, this program reads version {}", version, kVersion));
+  if (version != kVersion)
+    bad(path, fmt::format("is version {}, this program reads version {}", version, kVersion));
   if (width != 2 && width != 4) bad(path, fmt::format("has {} bytes per token, expected 2 or 4", width));
   const std::uint64_t payload = data.size() - kHeaderBytes;
   if (count > payload || payload != count * width)
-    bad(path, fmt::format("holds {} bytes of tokens, but its header promises {} tokens of {} bytes (truncated?)", payload,
-                          count, width));
+    bad(path,
+        fmt::format("holds {} bytes of tokens, but its header promises {} tokens of {} bytes (truncated?)",
+                    payload, count, width));
   const std::uint64_t checksum = fnv1a64(data.data() + kHeaderBytes, payload);
   if (checksum != readAt<std::uint64_t>(data, 32))
     bad(path, fmt::format("is corrupt: checksum {:016x}, its header says {:016x}", checksum,
@@ -64,8 +68,8 @@ TokenFile readOurs(const std::string& path, const std::string& data) {
   const auto largest = std::max_element(file.tokens.begin(), file.tokens.end());
   const auto smallest = std::min_element(file.tokens.begin(), file.tokens.end());
   if (!file.tokens.empty() && (*largest >= file.vocab || *smallest < 0))
-    bad(path, fmt::format("holds token {}, outside its vocabulary of {}", *largest >= file.vocab ? *largest : *smallest,
-                          file.vocab));
+    bad(path, fmt::format("holds token {}, outside its vocabulary of {}",
+                          *largest >= file.vocab ? *largest : *smallest, file.vocab));
   return file;
 }
 
@@ -78,23 +82,26 @@ TokenFile readLlmc(const std::string& path, const std::string& data) {
   return {path, 0, widen<std::uint16_t>(data, kLlmcHeader, static_cast<std::size_t>(count))};
 }
 
-// Megatron: .idx = "MMIDIDX\0\0", u64 version 1, u8 dtype code (4 = int32, 8 = uint16), u64 sequences, u64 documents, int32
-// lengths[sequences], ...; .bin = the tokens one after the other.
+// Megatron: .idx = "MMIDIDX\0\0", u64 version 1, u8 dtype code (4 = int32, 8 = uint16), u64 sequences, u64
+// documents, int32 lengths[sequences], ...; .bin = the tokens one after the other.
 TokenFile readMegatron(const std::string& path, const std::string& data, const std::string& index_path) {
   const std::string index = readFile(index_path);
-  if (index.size() < 34 || std::memcmp(index.data(), "MMIDIDX\0\0", 9) != 0) bad(index_path, "is not a Megatron index");
+  if (index.size() < 34 || std::memcmp(index.data(), "MMIDIDX\0\0", 9) != 0)
+    bad(index_path, "is not a Megatron index");
   const auto version = readAt<std::uint64_t>(index, 9);
   const auto code = readAt<std::uint8_t>(index, 17);
   const auto sequences = readAt<std::uint64_t>(index, 18);
   if (version != 1) bad(index_path, fmt::format("is version {}, expected 1", version));
-  if (code != 4 && code != 8) bad(index_path, fmt::format("has dtype code {}, expected 4 (int32) or 8 (uint16)", code));
+  if (code != 4 && code != 8)
+    bad(index_path, fmt::format("has dtype code {}, expected 4 (int32) or 8 (uint16)", code));
   if (sequences > (index.size() - 34) / 4)
     bad(index_path, fmt::format("promises {} sequences, but has {} bytes", sequences, index.size()));
   std::uint64_t count = 0;
   for (std::uint64_t i = 0; i < sequences; ++i) count += readAt<std::uint32_t>(index, 34 + i * 4);
   const std::uint64_t width = code == 4 ? 4 : 2;
   if (data.size() != count * width)
-    bad(path, fmt::format("has {} bytes, but its index counts {} tokens of {} bytes", data.size(), count, width));
+    bad(path,
+        fmt::format("has {} bytes, but its index counts {} tokens of {} bytes", data.size(), count, width));
   return {path, 0, width == 4 ? widen<std::int32_t>(data, 0, count) : widen<std::uint16_t>(data, 0, count)};
 }
 
@@ -106,7 +113,7 @@ TokenFile readTokenFile(const std::string& path) {
   if (data.size() >= kLlmcHeader && readAt<std::int32_t>(data, 0) == kLlmcMagic) return readLlmc(path, data);
   if (path.ends_with(".bin")) {
     const std::string index = path.substr(0, path.size() - 4) + ".idx";
-    struct stat info{};
+    struct stat info {};
     if (::stat(index.c_str(), &info) == 0) return readMegatron(path, data, index);
   }
   bad(path, "is not a token file (neither ours, llm.c's, nor Megatron's with its .idx)");

@@ -35,12 +35,13 @@ class SentencePiece final : public Tokenizer {
   explicit SentencePiece(const std::string& path) {
     const std::string model = readFile(path);
     const auto status = processor_.LoadFromSerializedProto(model);
-    if (!status.ok()) throw Error(ErrorKind::BadInput, "is not a SentencePiece model: " + status.ToString(), path);
+    if (!status.ok())
+      throw Error(ErrorKind::BadInput, "is not a SentencePiece model: " + status.ToString(), path);
     newline_ = processor_.PieceToId("\n");
+    if (processor_.IsUnknown(newline_)) newline_ = processor_.PieceToId("<0x0A>");
     if (processor_.IsUnknown(newline_))
-      newline_ = processor_.PieceToId("<0x0A>");
-    if (processor_.IsUnknown(newline_))
-      throw Error(ErrorKind::BadInput, "has neither a newline piece nor byte fallback, so line ends would be lost", path);
+      throw Error(ErrorKind::BadInput,
+                  "has neither a newline piece nor byte fallback, so line ends would be lost", path);
   }
 
   std::vector<std::int32_t> encode(const std::string& text) const override {
@@ -87,7 +88,8 @@ class SentencePiece final : public Tokenizer {
   int newline_ = 0;
 };
 
-// Hands lines to the trainer: Debian's SentencePiece 0.1.97 takes an iterator, later versions a vector as well.
+// Hands lines to the trainer: Debian's SentencePiece 0.1.97 takes an iterator, later versions a vector as
+// well.
 class Lines final : public sentencepiece::SentenceIterator {
  public:
   explicit Lines(const std::vector<std::string>& lines) : lines_(lines) {}
@@ -103,7 +105,9 @@ class Lines final : public sentencepiece::SentenceIterator {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> bytesTokenizer() { return std::make_unique<Bytewise>(); }
+std::unique_ptr<Tokenizer> bytesTokenizer() {
+  return std::make_unique<Bytewise>();
+}
 
 std::unique_ptr<Tokenizer> loadSentencePiece(const std::string& model_path) {
   return std::make_unique<SentencePiece>(model_path);
@@ -130,8 +134,8 @@ void trainSentencePiece(const std::string& text, std::int64_t vocab, const std::
   Lines iterator(lines);
   const auto status = sentencepiece::SentencePieceTrainer::Train(options, &iterator, &model);
   if (!status.ok())
-    throw Error(ErrorKind::BadInput,
-                fmt::format("training a vocabulary of {} on {} lines failed: {}", vocab, lines.size(), status.ToString()));
+    throw Error(ErrorKind::BadInput, fmt::format("training a vocabulary of {} on {} lines failed: {}", vocab,
+                                                 lines.size(), status.ToString()));
   writeFileAtomically(model_path, model);
 }
 

@@ -1,4 +1,5 @@
-// Tokenizers: raw bytes, or a SentencePiece model (BPE with byte fallback, no normalisation, so that decoding is exact).
+// Tokenizers: raw bytes, or a SentencePiece model (BPE with byte fallback, no normalisation, so that decoding
+// is exact).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ class Tokenizer {
 
 std::unique_ptr<Tokenizer> bytesTokenizer();
 std::unique_ptr<Tokenizer> loadSentencePiece(const std::string& model_path);
-// Trains on the text and writes the model file. Deterministic. Throws Error{BadInput} when the text is too small for it.
+// Trains on the text and writes the model file. Deterministic. Throws Error{BadInput} when the text is too
+// small for it.
 void trainSentencePiece(const std::string& text, std::int64_t vocab, const std::string& model_path);
 
 }  // namespace bmt::exec

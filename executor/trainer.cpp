@@ -22,13 +22,15 @@
 namespace bmt::exec {
 namespace {
 
-constexpr double kFirstStepFactor = 10;    // the first step gets that many deadlines: everything is cold
+constexpr double kFirstStepFactor = 10;   // the first step gets that many deadlines: everything is cold
 constexpr std::int64_t kWarmupSteps = 2;  // excluded from CPU time: page faults, first touches
 
 double cpuSeconds() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
@@ -51,8 +53,8 @@ void requireMemory(const TaskGraph& graph) {
   std::string components;
   for (std::size_t kind = 0; kind < parts.size(); ++kind) {
     if (parts[kind] > 0)
-      components += fmt::format("{}{} {}", components.empty() ? "" : ", ", toString(static_cast<BufferKind>(kind)),
-                                formatBytes(parts[kind]));
+      components += fmt::format("{}{} {}", components.empty() ? "" : ", ",
+                                toString(static_cast<BufferKind>(kind)), formatBytes(parts[kind]));
   }
   const char* advice = "use a smaller model";
   if (graph.plan.zero == 0 && graph.plan.dp > 1) {
@@ -107,7 +109,8 @@ class RankThread {
       if (step >= o.steps - o.trace_steps) keepSpans(step);
       if (program_.rank != 0) continue;
       shared_.result.steps.push_back(report);
-      shared_.result.cpu_seconds_per_step = (cpuSeconds() - cpu_start) / static_cast<double>(step + 1 - cpu_from);
+      shared_.result.cpu_seconds_per_step =
+          (cpuSeconds() - cpu_start) / static_cast<double>(step + 1 - cpu_from);
       if (o.on_step) o.on_step(report);
       // The others are at most in the next step, which cannot finish without this rank.
       if (o.stop != nullptr && o.stop->load()) {
@@ -157,7 +160,8 @@ class RankThread {
     hyper(ScalarLayout::kCorrection1) = 1 - std::pow(o.beta1, t);
     hyper(ScalarLayout::kCorrection2) = 1 - std::pow(o.beta2, t);
     hyper(ScalarLayout::kClip) = o.clip;
-    hyper(ScalarLayout::kLossScale) = 1.0 / static_cast<double>(plan.global_batch * shared_.graph.model.seq_len);
+    hyper(ScalarLayout::kLossScale) =
+        1.0 / static_cast<double>(plan.global_batch * shared_.graph.model.seq_len);
     communicator_.beginStep(step == 0 ? kFirstStepFactor * o.deadline_s : o.deadline_s);
     const Ns start = backend_.now();
     runner_.step();
@@ -168,16 +172,18 @@ class RankThread {
     report.loss = scalars[layout.result(ScalarLayout::kLoss)];
     report.grad_norm = scalars[layout.result(ScalarLayout::kGradNorm)];
     if (!std::isfinite(report.loss) || !std::isfinite(report.grad_norm))
-      throw Error(ErrorKind::Runtime,
-                  fmt::format("step {}: loss {} and gradient norm {} are not finite; lower --lr or raise --warmup", step,
-                              report.loss, report.grad_norm),
-                  fmt::format("rank {}", program_.rank));
+      throw Error(
+          ErrorKind::Runtime,
+          fmt::format("step {}: loss {} and gradient norm {} are not finite; lower --lr or raise --warmup",
+                      step, report.loss, report.grad_norm),
+          fmt::format("rank {}", program_.rank));
     return report;
   }
 
   void keepSpans(std::int64_t step) {
     std::vector<trace::Span> spans = runner_.spans();
-    const auto at = static_cast<std::size_t>(step - std::max<std::int64_t>(0, shared_.options.steps - shared_.options.trace_steps));
+    const auto at = static_cast<std::size_t>(
+        step - std::max<std::int64_t>(0, shared_.options.steps - shared_.options.trace_steps));
     const std::lock_guard lock(shared_.mutex);
     auto& all = shared_.traced[at];
     all.insert(all.end(), spans.begin(), spans.end());
@@ -211,7 +217,8 @@ trace::Trace medianTrace(const TaskGraph& graph, std::vector<std::vector<trace::
     return std::pair(begin, end);
   };
   const auto duration = [&](const auto& spans) { return bounds(spans).second - bounds(spans).first; };
-  std::sort(traced.begin(), traced.end(), [&](const auto& a, const auto& b) { return duration(a) < duration(b); });
+  std::sort(traced.begin(), traced.end(),
+            [&](const auto& a, const auto& b) { return duration(a) < duration(b); });
   result.spans = std::move(traced[traced.size() / 2]);
   const auto [begin, end] = bounds(result.spans);
   std::sort(result.spans.begin(), result.spans.end(), [](const trace::Span& a, const trace::Span& b) {
@@ -241,7 +248,8 @@ void gather(const RankThread& rank, const float* flat, std::map<std::string, Ful
     for (std::int64_t row = 0; row < p.rows; ++row) {
       const float* const from = flat + p.offset + row * p.cols;
       std::copy(from, from + p.cols,
-                tensor.values.begin() + static_cast<std::ptrdiff_t>((p.row_begin + row) * p.global_cols + p.col_begin));
+                tensor.values.begin() +
+                    static_cast<std::ptrdiff_t>((p.row_begin + row) * p.global_cols + p.col_begin));
     }
   }
 }
@@ -285,11 +293,13 @@ TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, con
                 static_cast<std::int32_t>(graph.ranks.size()) == graph.plan.numRanks(),
             "execution needs all ranks at Layer granularity");
   if (graph.plan.precision != DType::F32)
-    throw Error(ErrorKind::BadInput, fmt::format("the CPU executes fp32 only in this version, the plan asks for {}",
-                                                 toString(graph.plan.precision)),
+    throw Error(ErrorKind::BadInput,
+                fmt::format("the CPU executes fp32 only in this version, the plan asks for {}",
+                            toString(graph.plan.precision)),
                 "plan.precision");
   if (graph.model.position == PositionKind::Alibi)
-    throw Error(ErrorKind::BadInput, "ALiBi models are simulated but not executed in this version", graph.model.name);
+    throw Error(ErrorKind::BadInput, "ALiBi models are simulated but not executed in this version",
+                graph.model.name);
   throwIfAny(verify(graph), "the lowered programs");
   requireMemory(graph);
 
@@ -315,7 +325,8 @@ TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, con
   }
   for (std::thread& thread : threads) thread.join();
   if (!shared.first_error.empty())
-    throw Error(ErrorKind::Runtime, shared.world.reason().empty() ? shared.first_error : shared.world.reason());
+    throw Error(ErrorKind::Runtime,
+                shared.world.reason().empty() ? shared.first_error : shared.world.reason());
   if (final_state != nullptr) {
     std::map<std::string, FullTensor> weights, gradients;
     for (const auto& rank : ranks) {

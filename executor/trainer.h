@@ -13,9 +13,10 @@
 
 namespace bmt::exec {
 
-// Fills tokens and targets [end - begin, T] with sequences [begin, end) of the step's global batch; either may be null.
-using BatchSource = std::function<void(std::int64_t step, std::int64_t begin, std::int64_t end, std::int32_t* tokens,
-                                       std::int32_t* targets)>;
+// Fills tokens and targets [end - begin, T] with sequences [begin, end) of the step's global batch; either
+// may be null.
+using BatchSource = std::function<void(std::int64_t step, std::int64_t begin, std::int64_t end,
+                                       std::int32_t* tokens, std::int32_t* targets)>;
 
 struct StepReport {
   std::int64_t step = 0;
@@ -30,34 +31,35 @@ struct TrainOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
   std::uint64_t seed = 1;
   InitRule init;
-  std::int64_t trace_steps = 0;          // keep the spans of that many last steps; the median one becomes the trace
-  bool poison = false;                   // NaN in all scratch memory before every step (tests)
-  double deadline_s = 30;                // of one communication; the first step gets ten times as long
-  RankId kill_rank = -1;                 // fault injection: this rank fails in the middle of kill_step
+  std::int64_t trace_steps = 0;  // keep the spans of that many last steps; the median one becomes the trace
+  bool poison = false;           // NaN in all scratch memory before every step (tests)
+  double deadline_s = 30;        // of one communication; the first step gets ten times as long
+  RankId kill_rank = -1;         // fault injection: this rank fails in the middle of kill_step
   std::int64_t kill_step = -1;
-  const std::atomic<bool>* stop = nullptr;  // set from outside: finish the current step, then return
+  const std::atomic<bool>* stop = nullptr;         // set from outside: finish the current step, then return
   std::function<void(const StepReport&)> on_step;  // called by rank 0
 };
 
 struct TrainResult {
   std::vector<StepReport> steps;
-  std::vector<Bytes> peak_memory;        // per rank: highest arena byte that was used
-  std::vector<Bytes> comm_bytes;         // by TaskKind, sum over ranks, one step
-  trace::Trace trace;                    // of the median traced step
-  double cpu_seconds_per_step = 0;       // all threads of the process, first two steps excluded
-  Bytes peak_rss = 0;                    // of the process
+  std::vector<Bytes> peak_memory;   // per rank: highest arena byte that was used
+  std::vector<Bytes> comm_bytes;    // by TaskKind, sum over ranks, one step
+  trace::Trace trace;               // of the median traced step
+  double cpu_seconds_per_step = 0;  // all threads of the process, first two steps excluded
+  Bytes peak_rss = 0;               // of the process
   bool stopped = false;
 };
 
 // Learning rate of a step (0-based).
 double learningRate(const TrainOptions& options, std::int64_t step);
 
-// The graph must hold all ranks (RankSelection::All, Granularity::Layer); it is verified first. Errors: Infeasible when the
-// arenas exceed the free memory (with components), Runtime when a rank fails (rank and task named; all ranks have ended),
-// or when loss or gradient norm is not finite.
+// The graph must hold all ranks (RankSelection::All, Granularity::Layer); it is verified first. Errors:
+// Infeasible when the arenas exceed the free memory (with components), Runtime when a rank fails (rank and
+// task named; all ranks have ended), or when loss or gradient norm is not finite.
 TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, const TrainOptions& options);
 
-// Parameters of all ranks put together, by name, as after the last step of trainThreads; for tests and checkpoints.
+// Parameters of all ranks put together, by name, as after the last step of trainThreads; for tests and
+// checkpoints.
 struct FullTensor {
   std::string name;
   std::int64_t rows = 0, cols = 0;

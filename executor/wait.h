@@ -1,5 +1,5 @@
-// Sleeping until an atomic counter changes, with a time limit: std::atomic::wait has none, and a rank that waits for a dead
-// one must wake up. Linux futex.
+// Sleeping until an atomic counter changes, with a time limit: std::atomic::wait has none, and a rank that
+// waits for a dead one must wake up. Linux futex.
 #pragma once
 
 #include <linux/futex.h>
@@ -23,7 +23,8 @@ inline void sleepOn(Word& word, std::uint32_t old, int milliseconds) {
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT_PRIVATE, old, &limit, nullptr, 0);
 }
 inline void wakeAll(Word& word) {
-  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr,
+            0);
 }
 
 }  // namespace bmt::exec

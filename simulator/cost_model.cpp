@@ -13,18 +13,23 @@ namespace {
 // Used for communication that a CPU profile has not measured.
 constexpr double kAssumedThreadAlpha_s = 5e-6, kAssumedThreadBandwidth = 4e9;
 
-bool samePeer(CommKind kind) { return kind == CommKind::Send || kind == CommKind::Recv; }
+bool samePeer(CommKind kind) {
+  return kind == CommKind::Send || kind == CommKind::Recv;
+}
 
 }  // namespace
 
 CommShape commShape(CommKind kind, double full_bytes, std::int64_t n, bool threads) {
   const double size = static_cast<double>(n), share = (size - 1) / size;
   switch (kind) {
-    case CommKind::AllReduce: return {2 * share * full_bytes, threads ? 3 : 2 * (size - 1)};
+    case CommKind::AllReduce:
+      return {2 * share * full_bytes, threads ? 3 : 2 * (size - 1)};
     case CommKind::AllGather:
-    case CommKind::ReduceScatter: return {share * full_bytes, threads ? 2 : size - 1};
+    case CommKind::ReduceScatter:
+      return {share * full_bytes, threads ? 2 : size - 1};
     case CommKind::Send:
-    case CommKind::Recv: return {full_bytes, threads ? 2.0 : 1.0};
+    case CommKind::Recv:
+      return {full_bytes, threads ? 2.0 : 1.0};
   }
   return {};
 }
@@ -32,8 +37,9 @@ CommShape commShape(CommKind kind, double full_bytes, std::int64_t n, bool threa
 CostModel::CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const trace::CostProfile& profile)
     : graph_(graph), cluster_(cluster), profile_(profile) {
   if (!cluster.homogeneous())
-    throw Error(ErrorKind::BadInput, fmt::format("has {} node groups; this version costs clusters of one device type",
-                                                 cluster.groups.size()),
+    throw Error(ErrorKind::BadInput,
+                fmt::format("has {} node groups; this version costs clusters of one device type",
+                            cluster.groups.size()),
                 "cluster " + cluster.name);
   const NodeGroup& node = cluster.groups.front();
   cpu_ = node.device.kind == DeviceKind::Cpu;
@@ -42,14 +48,17 @@ CostModel::CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const t
     fits_[static_cast<std::size_t>(kind)] = trace::findOp(profile, static_cast<OpKind>(kind));
   if (cpu_) {
     const double cores = profile.cores > 0 ? profile.cores : node.cores_per_node;
-    if (!(cores > 0)) throw Error(ErrorKind::BadInput, "neither the profile nor the cluster says how many cores a node has");
+    if (!(cores > 0))
+      throw Error(ErrorKind::BadInput, "neither the profile nor the cluster says how many cores a node has");
     for (std::int32_t n = 0; n < cluster.numNodes(); ++n)
       resources_.push_back({ResourceKind::Cores, n, cores / (1 + profile.contention)});
   } else {
-    for (RankId rank = 0; rank < graph.mesh.numRanks(); ++rank) resources_.push_back({ResourceKind::Device, rank, 1.0});
+    for (RankId rank = 0; rank < graph.mesh.numRanks(); ++rank)
+      resources_.push_back({ResourceKind::Device, rank, 1.0});
   }
   if (!profile.measured) warnings_.push_back("costs are assumed, not measured: " + profile.source);
-  if (!node.device.executed) warnings_.push_back(node.device.name + " is simulated only; plans are not executed on it");
+  if (!node.device.executed)
+    warnings_.push_back(node.device.name + " is simulated only; plans are not executed on it");
   segment_seconds_.reserve(graph.segments.size());
   for (const Segment& segment : graph.segments) segment_seconds_.push_back(segmentSeconds(segment));
 }
@@ -57,17 +66,19 @@ CostModel::CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const t
 void CostModel::checkPeaks(const DeviceSpec& device) const {
   const double peak = cpu_ ? profile_.core_peak_flops : peakFlops(device, graph_.plan.precision);
   if (!cpu_ && !(peak > 0))
-    throw Error(ErrorKind::BadInput, fmt::format("{} has no {} units; choose a precision it supports", device.name,
-                                                 toString(graph_.plan.precision)),
+    throw Error(ErrorKind::BadInput,
+                fmt::format("{} has no {} units; choose a precision it supports", device.name,
+                            toString(graph_.plan.precision)),
                 "plan.precision");
   for (const trace::OpFit& fit : profile_.ops) {
     if (isMatrixProduct(fit.kind) && peak > 0 && fit.flops_per_s > peak)
-      throw Error(ErrorKind::BadInput,
-                  fmt::format("{} at {} is above the peak of {} ({}): a prediction above 100 % of peak is refused; "
-                              "calibrate again or mend the profile",
-                              toString(fit.kind), formatRate(fit.flops_per_s, "FLOP"), device.name,
-                              formatRate(peak, "FLOP")),
-                  "profile " + profile_.name);
+      throw Error(
+          ErrorKind::BadInput,
+          fmt::format("{} at {} is above the peak of {} ({}): a prediction above 100 % of peak is refused; "
+                      "calibrate again or mend the profile",
+                      toString(fit.kind), formatRate(fit.flops_per_s, "FLOP"), device.name,
+                      formatRate(peak, "FLOP")),
+          "profile " + profile_.name);
   }
 }
 
@@ -92,8 +103,9 @@ double CostModel::segmentSeconds(const Segment& segment) const {
     const std::int64_t n = graph_.mesh.groupSize(comm.group);
     const std::vector<RankId> members = graph_.mesh.members(graph_.mesh.groupOf(comm.group, 0));
     seconds += static_cast<double>(comm.times) *
-               (profile_.task_overhead_s + collectiveSeconds(comm.kind, comm.group,
-                                                             static_cast<double>(comm.count * sizeOf(comm.dtype)), n, members));
+               (profile_.task_overhead_s +
+                collectiveSeconds(comm.kind, comm.group, static_cast<double>(comm.count * sizeOf(comm.dtype)),
+                                  n, members));
   }
   return seconds;
 }
@@ -107,7 +119,8 @@ double CostModel::collectiveSeconds(CommKind kind, GroupKind, double bytes, std:
     const CommKind fitted = kind == CommKind::Recv ? CommKind::Send : kind;
     const trace::CommFit* const fit = trace::findComm(profile_, fitted, "threads");
     const double alpha = fit != nullptr ? fit->alpha_s : kAssumedThreadAlpha_s;
-    const double bandwidth = fit != nullptr && fit->bytes_per_s > 0 ? fit->bytes_per_s : kAssumedThreadBandwidth;
+    const double bandwidth =
+        fit != nullptr && fit->bytes_per_s > 0 ? fit->bytes_per_s : kAssumedThreadBandwidth;
     return shape.steps * alpha + shape.bytes / bandwidth;
   }
   const NodeGroup& node = cluster_.groups.front();
@@ -121,8 +134,8 @@ double CostModel::collectiveSeconds(CommKind kind, GroupKind, double bytes, std:
   double bandwidth = node.scale_up.bandwidth;
   Ns latency = node.scale_up.latency;
   if (spans_nodes) {
-    // Every rank of a node belongs to one such group, all running at the same time: a group gets its ranks' share of the
-    // node's NICs, and the spine may be oversubscribed.
+    // Every rank of a node belongs to one such group, all running at the same time: a group gets its ranks'
+    // share of the node's NICs, and the spine may be oversubscribed.
     const double nics = node.nics_per_node * node.nic.bandwidth / cluster_.oversubscription;
     const double share = samePeer(kind) ? 1.0 : static_cast<double>(in_first);
     bandwidth = std::min(bandwidth > 0 ? bandwidth : nics, nics * share / node.devices_per_node);
@@ -141,8 +154,9 @@ TaskCost CostModel::compute(const RankProgram& program, const Task& task) const 
 TaskCost CostModel::communication(const RankProgram& program, const Comm& comm) const {
   const std::vector<RankId> members = graph_.mesh.members(comm.group);
   TaskCost cost;
-  const double seconds = collectiveSeconds(comm.kind, groupKind(comm.group), static_cast<double>(comm.bytes()),
-                                           static_cast<std::int64_t>(members.size()), members);
+  const double seconds =
+      collectiveSeconds(comm.kind, groupKind(comm.group), static_cast<double>(comm.bytes()),
+                        static_cast<std::int64_t>(members.size()), members);
   cost.duration = fromSeconds(seconds + profile_.task_overhead_s);
   if (cpu_) {
     // Each member copies on its own thread; a sender only waits.

@@ -1,8 +1,10 @@
 // CostModel: what a task costs alone on its cluster, and which shared resources it uses meanwhile.
-//   compute: sum over the segment's ops of (overhead + flops / rate + bytes / bandwidth), plus the profile's task overhead
-//   collectives, n ranks, S bytes of full buffer, B bytes/s per rank, alpha per step (Thakur, Rabenseifner, Gropp 2005):
-//     ring all-reduce 2(n-1)/n S/B + 2(n-1) alpha;  all-gather, reduce-scatter (n-1)/n S/B + (n-1) alpha;  p2p S/B + alpha
-//     threads of one process: the same bytes, but 3 (all-reduce) or 2 barriers instead of the ring's steps
+//   compute: sum over the segment's ops of (overhead + flops / rate + bytes / bandwidth), plus the profile's
+//   task overhead collectives, n ranks, S bytes of full buffer, B bytes/s per rank, alpha per step (Thakur,
+//   Rabenseifner, Gropp 2005):
+//     ring all-reduce 2(n-1)/n S/B + 2(n-1) alpha;  all-gather, reduce-scatter (n-1)/n S/B + (n-1) alpha; p2p
+//     S/B + alpha threads of one process: the same bytes, but 3 (all-reduce) or 2 barriers instead of the
+//     ring's steps
 #pragma once
 
 #include <array>
@@ -46,8 +48,8 @@ CommShape commShape(CommKind kind, double full_bytes, std::int64_t n, bool threa
 
 class CostModel {
  public:
-  // `profile` describes every device (a heterogeneous cluster is not costed by this version; throws Error{BadInput}).
-  // Throws Error{BadInput} when the profile promises more than the device's peak.
+  // `profile` describes every device (a heterogeneous cluster is not costed by this version; throws
+  // Error{BadInput}). Throws Error{BadInput} when the profile promises more than the device's peak.
   CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const trace::CostProfile& profile);
 
   const std::vector<Resource>& resources() const { return resources_; }
@@ -61,7 +63,8 @@ class CostModel {
   double opSeconds(const Op& op) const;
 
  private:
-  double collectiveSeconds(CommKind kind, GroupKind group, double bytes, std::int64_t n, const std::vector<RankId>& members) const;
+  double collectiveSeconds(CommKind kind, GroupKind group, double bytes, std::int64_t n,
+                           const std::vector<RankId>& members) const;
   double segmentSeconds(const Segment& segment) const;
   void checkPeaks(const DeviceSpec& device) const;
 

@@ -22,11 +22,11 @@ struct TaskId2 {
 // A compute task, or a communication of several members that start and end together.
 struct Activity {
   std::vector<TaskId2> members;
-  std::uint32_t expected = 1;    // members that must post
-  double remaining = 0;          // ns at full speed
+  std::uint32_t expected = 1;  // members that must post
+  double remaining = 0;        // ns at full speed
   double rate = 1;
   Ns updated = 0;
-  std::uint32_t epoch = 0;       // invalidates older completion events
+  std::uint32_t epoch = 0;  // invalidates older completion events
   bool running = false;
 };
 
@@ -35,32 +35,39 @@ struct Event {
   std::int64_t seq;
   std::int32_t activity;
   std::uint32_t epoch;
-  bool operator>(const Event& other) const { return time != other.time ? time > other.time : seq > other.seq; }
+  bool operator>(const Event& other) const {
+    return time != other.time ? time > other.time : seq > other.seq;
+  }
 };
 
 struct KeyHash {
   std::size_t operator()(const std::pair<GroupId, std::uint64_t>& key) const {
-    return std::hash<std::uint64_t>{}(key.second * 0x9E3779B97F4A7C15ULL ^ static_cast<std::uint64_t>(key.first));
+    return std::hash<std::uint64_t>{}(key.second * 0x9E3779B97F4A7C15ULL ^
+                                      static_cast<std::uint64_t>(key.first));
   }
 };
 
 struct RankState {
   std::array<std::vector<TaskId>, kNumLanes> queue;
   std::array<std::size_t, kNumLanes> head{};
-  std::array<TaskId, kNumLanes> last_done;     // latest finished task of the lane: a cause
-  std::array<bool, kNumLanes> busy{};          // the head has started or posted
-  std::vector<TaskId> comms;                   // in issue order
+  std::array<TaskId, kNumLanes> last_done;  // latest finished task of the lane: a cause
+  std::array<bool, kNumLanes> busy{};       // the head has started or posted
+  std::vector<TaskId> comms;                // in issue order
   std::size_t posted = 0;
   std::vector<std::int32_t> missing_deps;
-  std::vector<TaskId> last_dep;                // the dependency that finished last: a cause
-  std::vector<std::int32_t> first_dependent;   // CSR over dependents
+  std::vector<TaskId> last_dep;               // the dependency that finished last: a cause
+  std::vector<std::int32_t> first_dependent;  // CSR over dependents
   std::vector<TaskId> dependents;
 };
 
 class Engine {
  public:
   Engine(const TaskGraph& graph, const CostTable& costs, const std::vector<Resource>& resources)
-      : graph_(graph), costs_(costs), resources_(resources), users_(resources.size()), load_(resources.size(), 0) {}
+      : graph_(graph),
+        costs_(costs),
+        resources_(resources),
+        users_(resources.size()),
+        load_(resources.size(), 0) {}
 
   SimResult run() {
     prepare();
@@ -109,12 +116,14 @@ class Engine {
         const Task& task = program.tasks[i];
         s.missing_deps[i] = task.num_deps;
         for (const TaskId dep : program.depsOf(task))
-          s.dependents[static_cast<std::size_t>(fill[static_cast<std::size_t>(dep)]++)] = static_cast<TaskId>(i);
+          s.dependents[static_cast<std::size_t>(fill[static_cast<std::size_t>(dep)]++)] =
+              static_cast<TaskId>(i);
         s.queue[static_cast<std::size_t>(task.lane)].push_back(static_cast<TaskId>(i));
         if (task.comm < 0) continue;
         s.comms.push_back(static_cast<TaskId>(i));
         const Comm& comm = program.comms[static_cast<std::size_t>(task.comm)];
-        const auto [entry, inserted] = meetings.try_emplace({comm.group, comm.seq}, static_cast<std::int32_t>(activities_.size()));
+        const auto [entry, inserted] =
+            meetings.try_emplace({comm.group, comm.seq}, static_cast<std::int32_t>(activities_.size()));
         if (inserted) {
           activities_.emplace_back();
           activities_.back().expected = 0;
@@ -167,7 +176,8 @@ class Engine {
     const TaskId dep = s.last_dep[static_cast<std::size_t>(t)];
     const auto& ends = spans_[static_cast<std::size_t>(r)];
     TaskId released = dep;
-    if (dep < 0 || (on_lane >= 0 && ends[static_cast<std::size_t>(on_lane)].end >= ends[static_cast<std::size_t>(dep)].end))
+    if (dep < 0 || (on_lane >= 0 &&
+                    ends[static_cast<std::size_t>(on_lane)].end >= ends[static_cast<std::size_t>(dep)].end))
       released = on_lane;
     for (const TaskId2& member : activity.members) {
       trace::Span& own = spans_[static_cast<std::size_t>(member.rank)][static_cast<std::size_t>(member.task)];
@@ -197,7 +207,8 @@ class Engine {
     const Use& use = useOf(member);
     if (use.resource < 0) return;
     const auto r = static_cast<std::size_t>(use.resource);
-    if (load_[r] > resources_[r].capacity * (1 + 1e-12)) markDirty(use.resource);  // it was contended: rates rise
+    if (load_[r] > resources_[r].capacity * (1 + 1e-12))
+      markDirty(use.resource);  // it was contended: rates rise
     users_[r].erase(std::find(users_[r].begin(), users_[r].end(), id));
     load_[r] -= use.demand;
     if (users_[r].empty()) load_[r] = 0;
@@ -219,7 +230,8 @@ class Engine {
         members.push_back(id);
         for (const TaskId2& member : activities_[static_cast<std::size_t>(id)].members) {
           const ResourceId resource = useOf(member).resource;
-          if (resource >= 0 && std::find(found.begin(), found.end(), resource) == found.end()) found.push_back(resource);
+          if (resource >= 0 && std::find(found.begin(), found.end(), resource) == found.end())
+            found.push_back(resource);
         }
       }
     }
@@ -227,15 +239,18 @@ class Engine {
     std::sort(members.begin(), members.end());
     std::sort(found.begin(), found.end());
     std::vector<double> capacities;
-    for (const ResourceId resource : found) capacities.push_back(resources_[static_cast<std::size_t>(resource)].capacity);
+    for (const ResourceId resource : found)
+      capacities.push_back(resources_[static_cast<std::size_t>(resource)].capacity);
     std::vector<std::vector<Use>> uses;
     for (const std::int32_t id : members) {
       std::vector<Use> all;
       for (const TaskId2& member : activities_[static_cast<std::size_t>(id)].members) {
         Use use = useOf(member);
         if (use.resource < 0) continue;
-        use.resource = static_cast<ResourceId>(std::lower_bound(found.begin(), found.end(), use.resource) - found.begin());
-        const auto same = std::find_if(all.begin(), all.end(), [&](const Use& u) { return u.resource == use.resource; });
+        use.resource = static_cast<ResourceId>(std::lower_bound(found.begin(), found.end(), use.resource) -
+                                               found.begin());
+        const auto same =
+            std::find_if(all.begin(), all.end(), [&](const Use& u) { return u.resource == use.resource; });
         if (same != all.end()) {
           same->demand += use.demand;
         } else {
@@ -248,7 +263,8 @@ class Engine {
     for (std::size_t i = 0; i < members.size(); ++i) {
       Activity& activity = activities_[static_cast<std::size_t>(members[i])];
       if (std::fabs(activity.rate - rates[i]) <= 1e-12) continue;
-      activity.remaining = std::max(0.0, activity.remaining - static_cast<double>(now_ - activity.updated) * activity.rate);
+      activity.remaining =
+          std::max(0.0, activity.remaining - static_cast<double>(now_ - activity.updated) * activity.rate);
       activity.updated = now_;
       activity.rate = rates[i];
       schedule(members[i]);
@@ -270,7 +286,8 @@ class Engine {
     for (const TaskId2& member : members) {
       removeLoad(member, id);
       RankState& s = states_[static_cast<std::size_t>(member.rank)];
-      const Task& task = graph_.ranks[static_cast<std::size_t>(member.rank)].tasks[static_cast<std::size_t>(member.task)];
+      const Task& task =
+          graph_.ranks[static_cast<std::size_t>(member.rank)].tasks[static_cast<std::size_t>(member.task)];
       const auto lane = static_cast<std::size_t>(task.lane);
       spans_[static_cast<std::size_t>(member.rank)][static_cast<std::size_t>(member.task)].end = now_;
       s.busy[lane] = false;
@@ -283,7 +300,8 @@ class Engine {
         --s.missing_deps[static_cast<std::size_t>(dependent)];
         s.last_dep[static_cast<std::size_t>(dependent)] = member.task;
       }
-      if (std::find(touched.begin(), touched.end(), member.rank) == touched.end()) touched.push_back(member.rank);
+      if (std::find(touched.begin(), touched.end(), member.rank) == touched.end())
+        touched.push_back(member.rank);
     }
   }
 
@@ -297,7 +315,8 @@ class Engine {
                                taskName(graph_, program, states_[r].queue[lane][states_[r].head[lane]]));
       }
     }
-    if (!waiting.empty()) throw Error(ErrorKind::BadInput, "the programs deadlock; these tasks never start:" + waiting);
+    if (!waiting.empty())
+      throw Error(ErrorKind::BadInput, "the programs deadlock; these tasks never start:" + waiting);
   }
 
   SimResult report() {
@@ -321,8 +340,8 @@ class Engine {
         span.slot = task.slot;
         span.layer = task.layer;
         if (task.comm >= 0) span.bytes = program.comms[static_cast<std::size_t>(task.comm)].bytes();
-        const auto [entry, inserted] =
-            names.try_emplace(taskName(graph_, program, static_cast<TaskId>(i)), static_cast<std::uint32_t>(t.names.size()));
+        const auto [entry, inserted] = names.try_emplace(taskName(graph_, program, static_cast<TaskId>(i)),
+                                                         static_cast<std::uint32_t>(t.names.size()));
         if (inserted) t.names.push_back(entry->first);
         span.name = entry->second;
         t.step_time = std::max(t.step_time, span.end);
@@ -358,8 +377,9 @@ CostTable costTable(const TaskGraph& graph, const CostModel& model) {
     const RankProgram& program = graph.ranks[r];
     costs[r].reserve(program.tasks.size());
     for (const Task& task : program.tasks) {
-      costs[r].push_back(task.comm < 0 ? model.compute(program, task)
-                                       : model.communication(program, program.comms[static_cast<std::size_t>(task.comm)]));
+      costs[r].push_back(
+          task.comm < 0 ? model.compute(program, task)
+                        : model.communication(program, program.comms[static_cast<std::size_t>(task.comm)]));
     }
   }
   return costs;

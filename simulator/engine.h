@@ -1,9 +1,9 @@
 // The engine: plays all rank programs against a clock, under the contract R1-R5 of DESIGN.md section 2.
 //
-// Running activities (a compute task, or a communication with all its members) share resources max-min fairly: all rates
-// rise together until a resource is full, its users freeze, and so on; without contention every rate is 1 and the result is
-// the longest path. Completions are rounded up to whole nanoseconds, so time always advances. Deterministic: events are
-// ordered by (time, sequence number).
+// Running activities (a compute task, or a communication with all its members) share resources max-min
+// fairly: all rates rise together until a resource is full, its users freeze, and so on; without contention
+// every rate is 1 and the result is the longest path. Completions are rounded up to whole nanoseconds, so
+// time always advances. Deterministic: events are ordered by (time, sequence number).
 #pragma once
 
 #include <cstdint>

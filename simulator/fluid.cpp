@@ -5,7 +5,8 @@
 
 namespace bmt::sim {
 
-std::vector<double> maxMinRates(const std::vector<std::vector<Use>>& uses, const std::vector<double>& capacities) {
+std::vector<double> maxMinRates(const std::vector<std::vector<Use>>& uses,
+                                const std::vector<double>& capacities) {
   std::vector<double> rates(uses.size(), 1.0), left = capacities, demand(capacities.size(), 0);
   std::vector<char> frozen(uses.size(), 0);
   for (const auto& activity : uses) {

@@ -16,10 +16,14 @@ namespace {
 
 const char* axisOf(TaskKind kind) {
   switch (kind) {
-    case TaskKind::TensorComm: return "tensor";
-    case TaskKind::DataComm: return "data";
-    case TaskKind::PipeComm: return "pipeline";
-    default: return nullptr;
+    case TaskKind::TensorComm:
+      return "tensor";
+    case TaskKind::DataComm:
+      return "data";
+    case TaskKind::PipeComm:
+      return "pipeline";
+    default:
+      return nullptr;
   }
 }
 
@@ -66,7 +70,8 @@ void fillComm(Report& report, const trace::Trace& t, std::size_t num_ranks) {
   // Exposed time per axis: the axis's spans against the rank's compute spans.
   std::map<RankId, std::vector<std::pair<Ns, Ns>>> busy;
   for (const trace::Span& span : t.spans) {
-    if (span.lane == Lane::Compute && axisOf(span.kind) == nullptr) busy[span.rank].emplace_back(span.start, span.end);
+    if (span.lane == Lane::Compute && axisOf(span.kind) == nullptr)
+      busy[span.rank].emplace_back(span.start, span.end);
   }
   for (const trace::Span& span : t.spans) {
     const char* const of = axisOf(span.kind);
@@ -78,7 +83,8 @@ void fillComm(Report& report, const trace::Trace& t, std::size_t num_ranks) {
     for (; at != intervals.end() && at->first < span.end; ++at)
       hidden += std::min(at->second, span.end) - std::max(at->first, span.start);
     for (AxisComm& entry : report.comm) {
-      if (entry.axis == of) entry.exposed_s += toSeconds(span.end - span.start - hidden) / static_cast<double>(num_ranks);
+      if (entry.axis == of)
+        entry.exposed_s += toSeconds(span.end - span.start - hidden) / static_cast<double>(num_ranks);
     }
   }
 }
@@ -87,8 +93,9 @@ void fillComm(Report& report, const trace::Trace& t, std::size_t num_ranks) {
 void fillCriticalPath(Report& report, const trace::Trace& t) {
   std::map<RankId, std::size_t> first;
   for (std::size_t i = t.spans.size(); i-- > 0;) first[t.spans[i].rank] = i;
-  const auto last = std::max_element(t.spans.begin(), t.spans.end(),
-                                     [](const trace::Span& a, const trace::Span& b) { return a.end < b.end; });
+  const auto last =
+      std::max_element(t.spans.begin(), t.spans.end(),
+                       [](const trace::Span& a, const trace::Span& b) { return a.end < b.end; });
   if (last == t.spans.end()) return;
   std::map<std::string, double> seconds;
   const trace::Span* span = &*last;
@@ -114,7 +121,8 @@ double modelFlopsPerStep(const ModelSpec& model, const Plan& plan, bool causal) 
   const double layers = static_cast<double>(model.layers);
   const double matrix = layers * static_cast<double>(numLayerParams(model)) +
                         static_cast<double>(model.vocab) * static_cast<double>(model.d_model);
-  const double attention = layers * static_cast<double>(model.seq_len) * static_cast<double>(model.heads * model.d_head);
+  const double attention =
+      layers * static_cast<double>(model.seq_len) * static_cast<double>(model.heads * model.d_head);
   const double tokens = static_cast<double>(plan.global_batch) * static_cast<double>(model.seq_len);
   return tokens * (6 * matrix + (causal ? 6 : 12) * attention);
 }
@@ -153,11 +161,13 @@ Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, cons
     r.mfu_causal = modelFlopsPerStep(model, plan, true) / r.step_time_s / devices / peak;
     r.hfu = r.mfu * (plan.recompute == Recompute::Full ? 4.0 / 3.0 : 1.0);
     if (r.mfu_causal > 1)
-      throw Error(ErrorKind::BadInput,
-                  fmt::format("the prediction is {:.0f} % of peak ({} per device of {}), which is impossible; the profile "
-                              "does not fit this device",
-                              100 * r.mfu_causal, formatRate(flops_per_device_s, "FLOP"), formatRate(peak, "FLOP")),
-                  "profile " + profile.name);
+      throw Error(
+          ErrorKind::BadInput,
+          fmt::format(
+              "the prediction is {:.0f} % of peak ({} per device of {}), which is impossible; the profile "
+              "does not fit this device",
+              100 * r.mfu_causal, formatRate(flops_per_device_s, "FLOP"), formatRate(peak, "FLOP")),
+          "profile " + profile.name);
   }
   r.shares = trace::stepShares(played.trace);
   fillMemory(r, graph, cluster);
@@ -168,8 +178,8 @@ Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, cons
   r.num_events = played.num_events;
   r.warnings = costs.warnings();
   if (!r.fits)
-    r.warnings.push_back(fmt::format("does not fit: the worst device needs {} of {}", formatBytes(r.peak_memory),
-                                     formatBytes(r.device_memory)));
+    r.warnings.push_back(fmt::format("does not fit: the worst device needs {} of {}",
+                                     formatBytes(r.peak_memory), formatBytes(r.device_memory)));
   result.trace = std::move(played.trace);
   r.simulate_wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
@@ -197,19 +207,23 @@ std::string reportToJson(const Report& r) {
   json["memory"] = Json::array();
   const auto kind = [](const StageMemory& m, BufferKind k) { return m.by_kind[static_cast<std::size_t>(k)]; };
   for (const StageMemory& m : r.memory) {
-    json["memory"].push_back({{"stage", m.stage},
-                              {"weights", kind(m, BufferKind::Weights)},
-                              {"gradients", kind(m, BufferKind::Gradients)},
-                              {"optimizer", kind(m, BufferKind::Optimizer)},
-                              {"activations", kind(m, BufferKind::Activations)},
-                              {"buffers", kind(m, BufferKind::Workspace) + kind(m, BufferKind::Communication) +
-                                              kind(m, BufferKind::Input)},
-                              {"overhead", m.overhead},
-                              {"total", m.total}});
+    json["memory"].push_back(
+        {{"stage", m.stage},
+         {"weights", kind(m, BufferKind::Weights)},
+         {"gradients", kind(m, BufferKind::Gradients)},
+         {"optimizer", kind(m, BufferKind::Optimizer)},
+         {"activations", kind(m, BufferKind::Activations)},
+         {"buffers",
+          kind(m, BufferKind::Workspace) + kind(m, BufferKind::Communication) + kind(m, BufferKind::Input)},
+         {"overhead", m.overhead},
+         {"total", m.total}});
   }
   json["comm"] = Json::array();
   for (const AxisComm& c : r.comm)
-    json["comm"].push_back({{"axis", c.axis}, {"bytes_per_rank", c.bytes_per_rank}, {"time_s", c.time_s}, {"exposed_s", c.exposed_s}});
+    json["comm"].push_back({{"axis", c.axis},
+                            {"bytes_per_rank", c.bytes_per_rank},
+                            {"time_s", c.time_s},
+                            {"exposed_s", c.exposed_s}});
   json["critical_path"] = Json::object();
   for (const auto& [cause, seconds] : r.critical_path) json["critical_path"][cause] = seconds;
   json["num_ranks_simulated"] = r.num_ranks;
@@ -221,15 +235,20 @@ std::string reportToJson(const Report& r) {
 }
 
 std::string reportToText(const Report& r) {
-  std::string out = fmt::format("{} on {}\n  plan     {}\n  profile  {}\n\n", r.model, r.cluster, r.plan, r.profile);
-  out += fmt::format("predicted step      {:>12}   {} tokens/s ({} per device)\n", formatDuration(r.step_time_s),
-                     static_cast<std::int64_t>(r.tokens_per_s), static_cast<std::int64_t>(r.tokens_per_s_per_device));
+  std::string out =
+      fmt::format("{} on {}\n  plan     {}\n  profile  {}\n\n", r.model, r.cluster, r.plan, r.profile);
+  out += fmt::format("predicted step      {:>12}   {} tokens/s ({} per device)\n",
+                     formatDuration(r.step_time_s), static_cast<std::int64_t>(r.tokens_per_s),
+                     static_cast<std::int64_t>(r.tokens_per_s_per_device));
   out += fmt::format("model FLOP/s        {:>12}   per device{}\n",
                      formatRate(r.model_tflops_per_device * 1e12, "FLOP"),
-                     r.mfu > 0 ? fmt::format(", MFU {:.1f} % ({:.1f} % with causal attention halved)", 100 * r.mfu, 100 * r.mfu_causal)
+                     r.mfu > 0 ? fmt::format(", MFU {:.1f} % ({:.1f} % with causal attention halved)",
+                                             100 * r.mfu, 100 * r.mfu_causal)
                                : std::string(", peak unknown"));
-  out += fmt::format("compute             {:>11.1f} %   bubble {:.1f} %, exposed communication {:.1f} % (means over ranks)\n",
-                     100 * r.shares.compute, 100 * r.shares.bubble, 100 * r.shares.exposed);
+  out += fmt::format(
+      "compute             {:>11.1f} %   bubble {:.1f} %, exposed communication {:.1f} % (means over "
+      "ranks)\n",
+      100 * r.shares.compute, 100 * r.shares.bubble, 100 * r.shares.exposed);
   out += fmt::format("peak memory         {:>12}   of {} per device: {}\n", formatBytes(r.peak_memory),
                      formatBytes(r.device_memory), r.fits ? "fits" : "DOES NOT FIT");
   out += "\nmemory per stage       weights  gradients  optimizer activations    buffers      total\n";
@@ -238,21 +257,24 @@ std::string reportToText(const Report& r) {
     Bytes buffers = m.overhead;
     for (const BufferKind k : {BufferKind::Workspace, BufferKind::Communication, BufferKind::Input})
       buffers += m.by_kind[static_cast<std::size_t>(k)];
-    out += fmt::format("  stage {:<4} {:>16} {:>10} {:>10} {:>11} {:>10} {:>10}\n", m.stage, cell(BufferKind::Weights),
-                       cell(BufferKind::Gradients), cell(BufferKind::Optimizer), cell(BufferKind::Activations),
-                       formatBytes(buffers), formatBytes(m.total));
+    out += fmt::format("  stage {:<4} {:>16} {:>10} {:>10} {:>11} {:>10} {:>10}\n", m.stage,
+                       cell(BufferKind::Weights), cell(BufferKind::Gradients), cell(BufferKind::Optimizer),
+                       cell(BufferKind::Activations), formatBytes(buffers), formatBytes(m.total));
   }
   if (!r.comm.empty()) {
     out += "\ncommunication        bytes per rank    running    exposed\n";
     for (const AxisComm& c : r.comm)
-      out += fmt::format("  {:<16} {:>16} {:>10} {:>10}\n", c.axis, formatBytes(static_cast<Bytes>(c.bytes_per_rank)),
-                         formatDuration(c.time_s), formatDuration(c.exposed_s));
+      out += fmt::format("  {:<16} {:>16} {:>10} {:>10}\n", c.axis,
+                         formatBytes(static_cast<Bytes>(c.bytes_per_rank)), formatDuration(c.time_s),
+                         formatDuration(c.exposed_s));
   }
   out += "\ncritical path\n";
   for (const auto& [cause, seconds] : r.critical_path)
-    out += fmt::format("  {:<16} {:>12} {:>6.1f} %\n", cause, formatDuration(seconds), 100 * seconds / r.step_time_s);
+    out += fmt::format("  {:<16} {:>12} {:>6.1f} %\n", cause, formatDuration(seconds),
+                       100 * seconds / r.step_time_s);
   for (const std::string& warning : r.warnings) out += "warning: " + warning + "\n";
-  out += fmt::format("\n{} ranks, {} tasks simulated in {}\n", r.num_ranks, r.num_tasks, formatDuration(r.simulate_wall_s));
+  out += fmt::format("\n{} ranks, {} tasks simulated in {}\n", r.num_ranks, r.num_tasks,
+                     formatDuration(r.simulate_wall_s));
   return out;
 }
 
@@ -261,11 +283,11 @@ trace::CostProfile chooseProfile(const ClusterSpec& cluster, const std::string& 
   const DeviceSpec& device = cluster.groups.front().device;
   if (device.kind != DeviceKind::Cpu) return trace::datasheetProfile(device);
   const std::string local = trace::localProfilePath();
-  struct stat info{};
+  struct stat info {};
   if (::stat(local.c_str(), &info) != 0)
-    throw Error(ErrorKind::BadInput,
-                fmt::format("this machine has no cost profile ({} is missing); run 'bmtrain calibrate' once, or give --profile",
-                            local));
+    throw Error(ErrorKind::BadInput, fmt::format("this machine has no cost profile ({} is missing); run "
+                                                 "'bmtrain calibrate' once, or give --profile",
+                                                 local));
   return trace::loadProfile(local);
 }
 

@@ -1,4 +1,5 @@
-// Report: what a simulated step tells a user. Field names of the JSON document are a promise (bmtrain.report/1).
+// Report: what a simulated step tells a user. Field names of the JSON document are a promise
+// (bmtrain.report/1).
 #pragma once
 
 #include <array>
@@ -21,10 +22,10 @@ struct StageMemory {
 };
 
 struct AxisComm {
-  std::string axis;        // "tensor", "data", "pipeline"
+  std::string axis;           // "tensor", "data", "pipeline"
   double bytes_per_rank = 0;  // buffer bytes of the communications of one rank, mean over ranks
-  double time_s = 0;       // mean over ranks of the time they run
-  double exposed_s = 0;    // of it, time in which the rank computes nothing
+  double time_s = 0;          // mean over ranks of the time they run
+  double exposed_s = 0;       // of it, time in which the rank computes nothing
 };
 
 struct Report {
@@ -48,19 +49,21 @@ struct Simulation {
   trace::Trace trace;
 };
 
-// Lowers, costs and plays one legal plan. Throws Error{BadInput} for an inconsistent profile and when the prediction exceeds
-// 100 % of peak.
+// Lowers, costs and plays one legal plan. Throws Error{BadInput} for an inconsistent profile and when the
+// prediction exceeds 100 % of peak.
 Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan,
                         const trace::CostProfile& profile, RankSelection selection, Granularity granularity);
 
-// Model FLOPs of one step: per token 6 N + 12 L T (heads * d_head), N without the input embedding's table but with the head
-// (Narayanan et al. 2021 count the logit layer, not the look-up); `causal` halves the attention term.
+// Model FLOPs of one step: per token 6 N + 12 L T (heads * d_head), N without the input embedding's table but
+// with the head (Narayanan et al. 2021 count the logit layer, not the look-up); `causal` halves the attention
+// term.
 double modelFlopsPerStep(const ModelSpec& model, const Plan& plan, bool causal);
 
 std::string reportToJson(const Report& report);
 std::string reportToText(const Report& report);
 
-// The profile a command uses: the file, else the machine's calibrated one for `local` clusters, else the device's datasheet.
+// The profile a command uses: the file, else the machine's calibrated one for `local` clusters, else the
+// device's datasheet.
 trace::CostProfile chooseProfile(const ClusterSpec& cluster, const std::string& path);
 
 }  // namespace bmt::sim

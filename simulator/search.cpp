@@ -42,7 +42,8 @@ std::vector<Plan> enumeratePlans(const ModelSpec& model, const ClusterSpec& clus
       std::vector<Pipeline> pipelines{{ScheduleKind::OneFOneB, 1}};
       if (pp > 1) {
         pipelines.push_back({ScheduleKind::GPipe, 1});
-        for (std::int32_t v = 2; pp * v <= model.layers; v *= 2) pipelines.push_back({ScheduleKind::Interleaved, v});
+        for (std::int32_t v = 2; pp * v <= model.layers; v *= 2)
+          pipelines.push_back({ScheduleKind::Interleaved, v});
       }
       for (const Pipeline& pipeline : pipelines) {
         for (const std::int64_t mb : micro_batches) {
@@ -95,9 +96,13 @@ SearchResult search(const ModelSpec& model, const ClusterSpec& cluster, const tr
         if (!issues.empty()) {
           outcome.rejected = reasonOf(issues);
         } else {
-          outcome.report = simulatePlan(model, cluster, plans[i], profile, RankSelection::Folded, Granularity::Stage).report;
-          const auto limit = static_cast<Bytes>(o.memory_limit * static_cast<double>(outcome.report->device_memory));
-          if (!outcome.report->fits || outcome.report->peak_memory > limit) outcome.rejected = "does not fit in memory";
+          outcome.report =
+              simulatePlan(model, cluster, plans[i], profile, RankSelection::Folded, Granularity::Stage)
+                  .report;
+          const auto limit =
+              static_cast<Bytes>(o.memory_limit * static_cast<double>(outcome.report->device_memory));
+          if (!outcome.report->fits || outcome.report->peak_memory > limit)
+            outcome.rejected = "does not fit in memory";
         }
       } catch (...) {
         const std::lock_guard lock(mutex);
@@ -107,11 +112,13 @@ SearchResult search(const ModelSpec& model, const ClusterSpec& cluster, const tr
       }
       const std::lock_guard lock(mutex);
       ++done;
-      if (outcome.rejected.empty() && (best == 0 || outcome.report->step_time_s < best)) best = outcome.report->step_time_s;
+      if (outcome.rejected.empty() && (best == 0 || outcome.report->step_time_s < best))
+        best = outcome.report->step_time_s;
       if (o.progress) o.progress(done, static_cast<std::int64_t>(plans.size()), best);
     }
   };
-  const unsigned jobs = o.jobs > 0 ? static_cast<unsigned>(o.jobs) : std::max(1U, std::thread::hardware_concurrency());
+  const unsigned jobs =
+      o.jobs > 0 ? static_cast<unsigned>(o.jobs) : std::max(1U, std::thread::hardware_concurrency());
   std::vector<std::thread> threads;
   for (unsigned j = 1; j < jobs; ++j) threads.emplace_back(work);
   work();

@@ -1,4 +1,5 @@
-// Search: enumerates the legal plans of a cluster and simulates each of them. Results do not depend on the number of threads.
+// Search: enumerates the legal plans of a cluster and simulates each of them. Results do not depend on the
+// number of threads.
 #pragma once
 
 #include <functional>
@@ -15,10 +16,10 @@ struct SearchOptions {
   std::vector<std::int64_t> micro_batches;  // empty = powers of two up to 16
   DType precision = DType::F32;
   std::int64_t loss_chunk = 0;
-  bool hybrid_only = false;                 // more than one of dp, tp, pp above 1
-  double memory_limit = 1.0;                // share of a device's memory that a plan may use
-  bool by_memory = false;                   // objective: peak memory instead of throughput
-  int jobs = 0;                             // 0 = all cores
+  bool hybrid_only = false;   // more than one of dp, tp, pp above 1
+  double memory_limit = 1.0;  // share of a device's memory that a plan may use
+  bool by_memory = false;     // objective: peak memory instead of throughput
+  int jobs = 0;               // 0 = all cores
   // Called from one thread at a time with (done, total, best step so far [s], 0 = none).
   std::function<void(std::int64_t, std::int64_t, double)> progress;
 };
@@ -31,7 +32,8 @@ struct SearchResult {
 };
 
 // Every combination of the axes for this many devices, legal or not; deterministic order.
-std::vector<Plan> enumeratePlans(const ModelSpec& model, const ClusterSpec& cluster, const SearchOptions& options);
+std::vector<Plan> enumeratePlans(const ModelSpec& model, const ClusterSpec& cluster,
+                                 const SearchOptions& options);
 
 SearchResult search(const ModelSpec& model, const ClusterSpec& cluster, const trace::CostProfile& profile,
                     const SearchOptions& options);

@@ -11,26 +11,33 @@
 namespace bmt::exec {
 namespace {
 
-constexpr int kWakeUpMs = 50;            // how often a sleeping thread looks for an abort
-constexpr std::size_t kHeader = 4096;    // in front of every allocation: its size
+constexpr int kWakeUpMs = 50;          // how often a sleeping thread looks for an abort
+constexpr std::size_t kHeader = 4096;  // in front of every allocation: its size
 
 }  // namespace
 
 CpuBackend::CpuBackend() = default;
-CpuBackend::~CpuBackend() { stopWorkers(); }
-
-Ns CpuBackend::steadyNow() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+CpuBackend::~CpuBackend() {
+  stopWorkers();
 }
 
-std::string CpuBackend::description() const { return fmt::format("cpu ({})", kernels::cpu::kernels().name); }
+Ns CpuBackend::steadyNow() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+std::string CpuBackend::description() const {
+  return fmt::format("cpu ({})", kernels::cpu::kernels().name);
+}
 
 void* CpuBackend::allocate(Bytes bytes) {
   // Anonymous memory is zeroed by the kernel and becomes resident when touched.
   const std::size_t size = static_cast<std::size_t>(bytes) + kHeader;
   void* const memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED)
-    throw Error(ErrorKind::Runtime, fmt::format("cannot allocate {}: {}", formatBytes(bytes), std::strerror(errno)));
+    throw Error(ErrorKind::Runtime,
+                fmt::format("cannot allocate {}: {}", formatBytes(bytes), std::strerror(errno)));
   ::madvise(memory, size, MADV_HUGEPAGE);  // best effort
   std::memcpy(memory, &size, sizeof(size));
   return static_cast<char*>(memory) + kHeader;
@@ -97,7 +104,8 @@ void CpuBackend::waitFor(Event& event) {
   for (;;) {
     const std::uint32_t seen = event.epoch.load(std::memory_order_acquire);
     if (seen == epoch_) return;
-    if (aborted_.load(std::memory_order_relaxed)) throw Error(ErrorKind::Runtime, "stopped because another lane failed");
+    if (aborted_.load(std::memory_order_relaxed))
+      throw Error(ErrorKind::Runtime, "stopped because another lane failed");
     sleepOn(event.epoch, seen, kWakeUpMs);
   }
 }
@@ -105,9 +113,15 @@ void CpuBackend::waitFor(Event& event) {
 void CpuBackend::runLane(std::size_t lane) {
   for (Item& item : items_[lane]) {
     switch (item.command) {
-      case Command::Launch: runOp(item.op, item.operands); break;
-      case Command::Copy: std::memcpy(item.operands[0], item.operands[1], static_cast<std::size_t>(item.bytes)); break;
-      case Command::Call: calls_[static_cast<std::size_t>(item.call)](); break;
+      case Command::Launch:
+        runOp(item.op, item.operands);
+        break;
+      case Command::Copy:
+        std::memcpy(item.operands[0], item.operands[1], static_cast<std::size_t>(item.bytes));
+        break;
+      case Command::Call:
+        calls_[static_cast<std::size_t>(item.call)]();
+        break;
       case Command::Record: {
         Event& event = events_[static_cast<std::size_t>(item.event)];
         event.time = steadyNow();
@@ -115,9 +129,12 @@ void CpuBackend::runLane(std::size_t lane) {
         wakeAll(event.epoch);
         break;
       }
-      case Command::Wait: waitFor(events_[static_cast<std::size_t>(item.event)]); break;
+      case Command::Wait:
+        waitFor(events_[static_cast<std::size_t>(item.event)]);
+        break;
     }
-    if (aborted_.load(std::memory_order_relaxed)) throw Error(ErrorKind::Runtime, "stopped because another rank failed");
+    if (aborted_.load(std::memory_order_relaxed))
+      throw Error(ErrorKind::Runtime, "stopped because another rank failed");
   }
 }
 
@@ -167,9 +184,13 @@ void CpuBackend::replay() {
   if (error_) std::rethrow_exception(error_);
 }
 
-Ns CpuBackend::timeOf(EventId event) const { return events_[static_cast<std::size_t>(event)].time; }
+Ns CpuBackend::timeOf(EventId event) const {
+  return events_[static_cast<std::size_t>(event)].time;
+}
 
-void CpuBackend::abort() { aborted_ = true; }
+void CpuBackend::abort() {
+  aborted_ = true;
+}
 
 void CpuBackend::stopWorkers() {
   stop_ = true;

@@ -1,5 +1,5 @@
-// CPU backend: the Compute lane runs on the thread that calls replay(), every other lane that the program uses has a worker
-// thread. Waiting threads sleep, because ranks x lanes exceed the cores.
+// CPU backend: the Compute lane runs on the thread that calls replay(), every other lane that the program
+// uses has a worker thread. Waiting threads sleep, because ranks x lanes exceed the cores.
 #pragma once
 
 #include <atomic>
@@ -68,9 +68,9 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Event[]> events_;
   std::vector<std::thread> workers_;
   std::function<void(const std::string&)> on_failure_;
-  std::uint32_t epoch_ = 0;       // number of the current replay
-  Word start_{0};                 // = epoch_ when workers may run
-  Word running_{0};               // workers that have not finished this replay
+  std::uint32_t epoch_ = 0;  // number of the current replay
+  Word start_{0};            // = epoch_ when workers may run
+  Word running_{0};          // workers that have not finished this replay
   std::atomic<bool> stop_{false}, aborted_{false};
   std::mutex error_mutex_;
   std::exception_ptr error_;

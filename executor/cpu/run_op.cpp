@@ -15,8 +15,12 @@ namespace {
 
 using kernels::cpu::kernels;
 
-float* f(void* pointer) { return static_cast<float*>(pointer); }
-const std::int32_t* ints(void* pointer) { return static_cast<const std::int32_t*>(pointer); }
+float* f(void* pointer) {
+  return static_cast<float*>(pointer);
+}
+const std::int32_t* ints(void* pointer) {
+  return static_cast<const std::int32_t*>(pointer);
+}
 
 // Loss, gradient norm and clip factor from the summed slots; layout in ScalarLayout.
 void stepScalars(double* scalars, std::int64_t num_slots) {
@@ -36,14 +40,16 @@ void adamW(const Op& op, const OperandPointers& p) {
   ScalarLayout layout;
   layout.num_slots = op.dim[2];
   const auto h = [&](ScalarLayout::Hyper which) { return static_cast<float>(scalars[layout.hyper(which)]); };
-  kernels().adamW(f(p[0]), f(p[1]), f(p[2]), f(p[3]), op.dim[0], h(ScalarLayout::kLr), h(ScalarLayout::kBeta1),
-                  h(ScalarLayout::kBeta2), h(ScalarLayout::kEps), op.dim[1] != 0 ? h(ScalarLayout::kWeightDecay) : 0.0f,
-                  h(ScalarLayout::kCorrection1), h(ScalarLayout::kCorrection2),
+  kernels().adamW(f(p[0]), f(p[1]), f(p[2]), f(p[3]), op.dim[0], h(ScalarLayout::kLr),
+                  h(ScalarLayout::kBeta1), h(ScalarLayout::kBeta2), h(ScalarLayout::kEps),
+                  op.dim[1] != 0 ? h(ScalarLayout::kWeightDecay) : 0.0f, h(ScalarLayout::kCorrection1),
+                  h(ScalarLayout::kCorrection2),
                   static_cast<float>(scalars[layout.result(ScalarLayout::kGradScale)]));
 }
 
 void refuseAlibi(const Op& op) {
-  if (op.dim[5] != 0) throw Error(ErrorKind::BadInput, "ALiBi attention is simulated but not executed in this version");
+  if (op.dim[5] != 0)
+    throw Error(ErrorKind::BadInput, "ALiBi attention is simulated but not executed in this version");
 }
 
 }  // namespace
@@ -53,27 +59,43 @@ void runOp(const Op& op, const OperandPointers& p) {
   const auto& d = op.dim;
   const auto scalar = static_cast<float>(op.scalar);
   switch (op.kind) {
-    case OpKind::Zero: std::memset(p[0], 0, static_cast<std::size_t>(d[0] * sizeOf(op.dtype))); return;
-    case OpKind::Add: k.add(f(p[0]), f(p[1]), f(p[2]), d[0]); return;
-    case OpKind::EmbeddingForward: k.embeddingForward(f(p[0]), ints(p[1]), f(p[2]), d[0], d[1], d[2], d[3]); return;
+    case OpKind::Zero:
+      std::memset(p[0], 0, static_cast<std::size_t>(d[0] * sizeOf(op.dtype)));
+      return;
+    case OpKind::Add:
+      k.add(f(p[0]), f(p[1]), f(p[2]), d[0]);
+      return;
+    case OpKind::EmbeddingForward:
+      k.embeddingForward(f(p[0]), ints(p[1]), f(p[2]), d[0], d[1], d[2], d[3]);
+      return;
     case OpKind::EmbeddingBackward:
       k.embeddingBackward(f(p[0]), ints(p[1]), f(p[2]), d[0], d[1], d[2], d[3], d[4] != 0);
       return;
-    case OpKind::PositionForward: k.positionForward(f(p[0]), f(p[1]), d[0], d[1], d[2], d[3]); return;
-    case OpKind::PositionBackward: k.positionBackward(f(p[0]), f(p[1]), d[0], d[1], d[2], d[3], d[4] != 0); return;
-    case OpKind::LinearForward: k.linearForward(f(p[0]), f(p[1]), f(p[2]), f(p[3]), d[0], d[1], d[2]); return;
-    case OpKind::LinearBackwardInput: k.linearBackwardInput(f(p[0]), f(p[1]), f(p[2]), d[0], d[1], d[2]); return;
+    case OpKind::PositionForward:
+      k.positionForward(f(p[0]), f(p[1]), d[0], d[1], d[2], d[3]);
+      return;
+    case OpKind::PositionBackward:
+      k.positionBackward(f(p[0]), f(p[1]), d[0], d[1], d[2], d[3], d[4] != 0);
+      return;
+    case OpKind::LinearForward:
+      k.linearForward(f(p[0]), f(p[1]), f(p[2]), f(p[3]), d[0], d[1], d[2]);
+      return;
+    case OpKind::LinearBackwardInput:
+      k.linearBackwardInput(f(p[0]), f(p[1]), f(p[2]), d[0], d[1], d[2]);
+      return;
     case OpKind::LinearBackwardWeight:
       k.linearBackwardWeight(f(p[0]), f(p[1]), f(p[2]), f(p[3]), d[0], d[1], d[2], d[3] != 0);
       return;
-    case OpKind::BiasBackward: k.biasBackward(f(p[0]), f(p[1]), d[0], d[1], d[2] != 0); return;
+    case OpKind::BiasBackward:
+      k.biasBackward(f(p[0]), f(p[1]), d[0], d[1], d[2] != 0);
+      return;
     case OpKind::LayerNormForward:
-      k.layerNormForward(f(p[0]), f(p[1]), f(p[2]), f(p[3]), f(p[4]), f(p[5]), f(p[6]), f(p[7]), f(p[8]), d[0], d[1],
-                         scalar);
+      k.layerNormForward(f(p[0]), f(p[1]), f(p[2]), f(p[3]), f(p[4]), f(p[5]), f(p[6]), f(p[7]), f(p[8]),
+                         d[0], d[1], scalar);
       return;
     case OpKind::LayerNormBackward:
-      k.layerNormBackward(f(p[0]), f(p[1]), f(p[2]), f(p[3]), f(p[4]), f(p[5]), f(p[6]), f(p[7]), f(p[8]), d[0], d[1],
-                          d[2] != 0);
+      k.layerNormBackward(f(p[0]), f(p[1]), f(p[2]), f(p[3]), f(p[4]), f(p[5]), f(p[6]), f(p[7]), f(p[8]),
+                          d[0], d[1], d[2] != 0);
       return;
     case OpKind::RmsNormForward:
       k.rmsNormForward(f(p[0]), f(p[1]), f(p[2]), f(p[3]), f(p[4]), f(p[5]), f(p[6]), d[0], d[1], scalar);
@@ -81,9 +103,15 @@ void runOp(const Op& op, const OperandPointers& p) {
     case OpKind::RmsNormBackward:
       k.rmsNormBackward(f(p[0]), f(p[1]), f(p[2]), f(p[3]), f(p[4]), f(p[5]), f(p[6]), d[0], d[1], d[2] != 0);
       return;
-    case OpKind::ResidualAdd: k.residualAdd(f(p[0]), f(p[1]), f(p[2]), f(p[3]), d[0], d[1]); return;
-    case OpKind::RopeForward: k.ropeForward(f(p[0]), d[0], d[1], d[2], d[3], d[4], scalar); return;
-    case OpKind::RopeBackward: k.ropeBackward(f(p[0]), d[0], d[1], d[2], d[3], d[4], scalar); return;
+    case OpKind::ResidualAdd:
+      k.residualAdd(f(p[0]), f(p[1]), f(p[2]), f(p[3]), d[0], d[1]);
+      return;
+    case OpKind::RopeForward:
+      k.ropeForward(f(p[0]), d[0], d[1], d[2], d[3], d[4], scalar);
+      return;
+    case OpKind::RopeBackward:
+      k.ropeBackward(f(p[0]), d[0], d[1], d[2], d[3], d[4], scalar);
+      return;
     case OpKind::AttentionForward:
       refuseAlibi(op);
       k.attentionForward(f(p[0]), f(p[1]), f(p[2]), d[0], d[1], d[2], d[3], d[4]);
@@ -93,22 +121,35 @@ void runOp(const Op& op, const OperandPointers& p) {
       k.attentionBackward(f(p[0]), f(p[1]), f(p[2]), f(p[3]), f(p[4]), d[0], d[1], d[2], d[3], d[4]);
       return;
     case OpKind::ActivationForward:
-      (d[1] == static_cast<std::int64_t>(ActivationKind::Relu) ? k.reluForward : k.geluForward)(f(p[0]), f(p[1]), d[0]);
+      (d[1] == static_cast<std::int64_t>(ActivationKind::Relu) ? k.reluForward : k.geluForward)(
+          f(p[0]), f(p[1]), d[0]);
       return;
     case OpKind::ActivationBackward:
-      (d[1] == static_cast<std::int64_t>(ActivationKind::Relu) ? k.reluBackward : k.geluBackward)(f(p[0]), f(p[1]), f(p[2]),
-                                                                                                 d[0]);
+      (d[1] == static_cast<std::int64_t>(ActivationKind::Relu) ? k.reluBackward : k.geluBackward)(
+          f(p[0]), f(p[1]), f(p[2]), d[0]);
       return;
-    case OpKind::SwigluForward: k.swigluForward(f(p[0]), f(p[1]), d[0], d[1]); return;
-    case OpKind::SwigluBackward: k.swigluBackward(f(p[0]), f(p[1]), f(p[2]), d[0], d[1]); return;
-    case OpKind::CrossEntropyStats: k.crossEntropyStats(f(p[0]), f(p[1]), ints(p[2]), d[0], d[1], d[2], d[3]); return;
+    case OpKind::SwigluForward:
+      k.swigluForward(f(p[0]), f(p[1]), d[0], d[1]);
+      return;
+    case OpKind::SwigluBackward:
+      k.swigluBackward(f(p[0]), f(p[1]), f(p[2]), d[0], d[1]);
+      return;
+    case OpKind::CrossEntropyStats:
+      k.crossEntropyStats(f(p[0]), f(p[1]), ints(p[2]), d[0], d[1], d[2], d[3]);
+      return;
     case OpKind::CrossEntropyBackward:
-      k.crossEntropyBackward(f(p[0]), f(p[1]), ints(p[2]), static_cast<double*>(p[3]), d[0], d[1], d[2], d[3], d[4],
-                             scalar);
+      k.crossEntropyBackward(f(p[0]), f(p[1]), ints(p[2]), static_cast<double*>(p[3]), d[0], d[1], d[2], d[3],
+                             d[4], scalar);
       return;
-    case OpKind::SumOfSquares: *static_cast<double*>(p[0]) += k.sumOfSquares(f(p[1]), d[0]); return;
-    case OpKind::StepScalars: stepScalars(static_cast<double*>(p[0]), d[0]); return;
-    case OpKind::AdamW: adamW(op, p); return;
+    case OpKind::SumOfSquares:
+      *static_cast<double*>(p[0]) += k.sumOfSquares(f(p[1]), d[0]);
+      return;
+    case OpKind::StepScalars:
+      stepScalars(static_cast<double*>(p[0]), d[0]);
+      return;
+    case OpKind::AdamW:
+      adamW(op, p);
+      return;
   }
 }
 

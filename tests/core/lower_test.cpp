@@ -1,11 +1,12 @@
 // Properties of lowered programs over random legal plans (DESIGN.md section 10, items 1, 2 and 8).
+#include "core/lower.h"
+
 #include <gtest/gtest.h>
 
 #include <map>
 #include <random>
 #include <tuple>
 
-#include "core/lower.h"
 #include "core/memory_plan.h"
 #include "core/verify.h"
 #include "tests/support/random_plan.h"
@@ -29,7 +30,8 @@ TEST_P(LowerProperty, VerifiesAndEveryMicrobatchRunsForwardThenBackward) {
     for (TaskId t = 0; t < static_cast<TaskId>(program.tasks.size()); ++t) {
       const Task& task = program.tasks[static_cast<std::size_t>(t)];
       if (task.lane != Lane::Compute || task.slot.phase == Phase::Step) continue;
-      auto& [last_f, first_b] = last_f_first_b.try_emplace({task.slot.chunk, task.slot.microbatch}, -1, -1).first->second;
+      auto& [last_f, first_b] =
+          last_f_first_b.try_emplace({task.slot.chunk, task.slot.microbatch}, -1, -1).first->second;
       if (task.slot.phase == Phase::F) last_f = t;
       if (task.slot.phase == Phase::B && first_b < 0) first_b = t;
     }
@@ -51,7 +53,8 @@ TEST_P(LowerProperty, StageGranularityVerifiesAndFoldedProgramsEqualTheFullOnes)
     const RankProgram& twin = all.ranks[static_cast<std::size_t>(program.rank)];
     ASSERT_EQ(program.tasks.size(), twin.tasks.size());
     EXPECT_EQ(program.arena, twin.arena);
-    for (std::size_t t = 0; t < program.tasks.size(); ++t) EXPECT_EQ(program.tasks[t].slot, twin.tasks[t].slot);
+    for (std::size_t t = 0; t < program.tasks.size(); ++t)
+      EXPECT_EQ(program.tasks[t].slot, twin.tasks[t].slot);
     for (std::size_t i = 0; i < program.comms.size(); ++i) {
       EXPECT_EQ(program.comms[i].group, twin.comms[i].group);
       EXPECT_EQ(program.comms[i].seq, twin.comms[i].seq);

@@ -30,7 +30,9 @@ ModelSpec tinyModel(Family family) {
 
 Case randomCase(std::uint32_t seed, int max_ranks) {
   std::mt19937 random(seed * 2654435761U + 17);
-  const auto pick = [&](int low, int high) { return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)); };
+  const auto pick = [&](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
   for (;;) {
     Case c;
     c.model = tinyModel(pick(0, 1) == 0 ? Family::Gpt2 : Family::Llama);

@@ -1,5 +1,5 @@
-// Causal attention on blocks of queries against the keys they see (Dao et al. 2022 for the backward recomputation from the
-// log-sum-exp). Products of a block are Eigen's.
+// Causal attention on blocks of queries against the keys they see (Dao et al. 2022 for the backward
+// recomputation from the log-sum-exp). Products of a block are Eigen's.
 #include <Eigen/Core>
 #include <cmath>
 
@@ -15,8 +15,12 @@ using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 using View = Eigen::Map<Matrix, 0, Eigen::OuterStride<>>;
 using ConstView = Eigen::Map<const Matrix, 0, Eigen::OuterStride<>>;
 
-View view(float* p, Int rows, Int cols, Int stride) { return {p, rows, cols, Eigen::OuterStride<>(stride)}; }
-ConstView view(const float* p, Int rows, Int cols, Int stride) { return {p, rows, cols, Eigen::OuterStride<>(stride)}; }
+View view(float* p, Int rows, Int cols, Int stride) {
+  return {p, rows, cols, Eigen::OuterStride<>(stride)};
+}
+ConstView view(const float* p, Int rows, Int cols, Int stride) {
+  return {p, rows, cols, Eigen::OuterStride<>(stride)};
+}
 
 // row[0, n) -> exp(row * scale - shift); returns the sum.
 float expRow(float* row, Int n, float scale, float shift) {
@@ -81,8 +85,8 @@ void attentionForward(float* out, float* lse, const float* qkv, Int b, Int t, In
   }
 }
 
-void attentionBackward(float* dqkv, const float* dout, const float* qkv, const float* out, const float* lse, Int b, Int t,
-                       Int hq, Int hkv, Int d) {
+void attentionBackward(float* dqkv, const float* dout, const float* qkv, const float* out, const float* lse,
+                       Int b, Int t, Int hq, Int hkv, Int d) {
   const Int stride = (hq + 2 * hkv) * d, group = hq / hkv, out_stride = hq * d;
   const float scale = 1.0f / std::sqrt(static_cast<float>(d));
   float* const probs = scratch(0, kQueryBlock * t);

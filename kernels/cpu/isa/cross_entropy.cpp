@@ -1,5 +1,5 @@
-// Cross-entropy over a vocabulary that is sharded by columns: every shard reports (max, sum of exponentials, target logit);
-// the gradient overwrites the logits, so no probability tensor exists.
+// Cross-entropy over a vocabulary that is sharded by columns: every shard reports (max, sum of exponentials,
+// target logit); the gradient overwrites the logits, so no probability tensor exists.
 #include <cmath>
 
 #include "kernels/cpu/isa/isa.h"
@@ -7,8 +7,8 @@
 
 namespace bmt::kernels::cpu::BMT_ISA {
 
-void crossEntropyStats(float* stats, const float* logits, const std::int32_t* targets, Int n, Int v, Int v_begin,
-                       Int valid) {
+void crossEntropyStats(float* stats, const float* logits, const std::int32_t* targets, Int n, Int v,
+                       Int v_begin, Int valid) {
   for (Int i = 0; i < n; ++i) {
     const float* const row = logits + i * v;
     Vec best = splat(-INFINITY);
@@ -26,8 +26,8 @@ void crossEntropyStats(float* stats, const float* logits, const std::int32_t* ta
   }
 }
 
-void crossEntropyBackward(float* logits, const float* stats, const std::int32_t* targets, double* loss_sum, Int n, Int v,
-                          Int v_begin, Int valid, Int r, float scale) {
+void crossEntropyBackward(float* logits, const float* stats, const std::int32_t* targets, double* loss_sum,
+                          Int n, Int v, Int v_begin, Int valid, Int r, float scale) {
   double loss = 0;
   for (Int i = 0; i < n; ++i) {
     float* const row = logits + i * v;

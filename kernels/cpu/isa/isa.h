@@ -15,15 +15,18 @@ void positionForward(float*, const float*, Int, Int, Int, Int);
 void positionBackward(float*, const float*, Int, Int, Int, Int, bool);
 void layerNormForward(float*, float*, float*, float*, const float*, const float*, const float*, const float*,
                       const float*, Int, Int, float);
-void layerNormBackward(float*, float*, float*, const float*, const float*, const float*, const float*, const float*,
-                       const float*, Int, Int, bool);
-void rmsNormForward(float*, float*, float*, const float*, const float*, const float*, const float*, Int, Int, float);
-void rmsNormBackward(float*, float*, const float*, const float*, const float*, const float*, const float*, Int, Int, bool);
+void layerNormBackward(float*, float*, float*, const float*, const float*, const float*, const float*,
+                       const float*, const float*, Int, Int, bool);
+void rmsNormForward(float*, float*, float*, const float*, const float*, const float*, const float*, Int, Int,
+                    float);
+void rmsNormBackward(float*, float*, const float*, const float*, const float*, const float*, const float*,
+                     Int, Int, bool);
 void residualAdd(float*, const float*, const float*, const float*, Int, Int);
 void ropeForward(float*, Int, Int, Int, Int, Int, float);
 void ropeBackward(float*, Int, Int, Int, Int, Int, float);
 void attentionForward(float*, float*, const float*, Int, Int, Int, Int, Int);
-void attentionBackward(float*, const float*, const float*, const float*, const float*, Int, Int, Int, Int, Int);
+void attentionBackward(float*, const float*, const float*, const float*, const float*, Int, Int, Int, Int,
+                       Int);
 void geluForward(float*, const float*, Int);
 void geluBackward(float*, const float*, const float*, Int);
 void reluForward(float*, const float*, Int);

@@ -1,5 +1,5 @@
-// LayerNorm (Ba et al. 2016) and RMSNorm (Zhang and Sennrich 2019), row by row, with the residual sum fused in front.
-// Statistics in f32 over vector partial sums.
+// LayerNorm (Ba et al. 2016) and RMSNorm (Zhang and Sennrich 2019), row by row, with the residual sum fused
+// in front. Statistics in f32 over vector partial sums.
 #include <cmath>
 
 #include "kernels/cpu/isa/isa.h"
@@ -9,14 +9,16 @@ namespace bmt::kernels::cpu::BMT_ISA {
 namespace {
 
 // y = x + delta + bias; returns the row that holds y (x itself when nothing is added and y is not wanted).
-const float* residualRow(float* y, float* spare, const float* x, const float* delta, const float* bias, Int c) {
+const float* residualRow(float* y, float* spare, const float* x, const float* delta, const float* bias,
+                         Int c) {
   if (delta == nullptr && bias == nullptr) {
     if (y == nullptr) return x;
     if (y != x) std::memcpy(y, x, static_cast<std::size_t>(c) * 4);
     return y;
   }
   float* const out = y != nullptr ? y : spare;
-  for (Int j = 0; j < c; ++j) out[j] = x[j] + (delta != nullptr ? delta[j] : 0.0f) + (bias != nullptr ? bias[j] : 0.0f);
+  for (Int j = 0; j < c; ++j)
+    out[j] = x[j] + (delta != nullptr ? delta[j] : 0.0f) + (bias != nullptr ? bias[j] : 0.0f);
   return out;
 }
 
@@ -28,7 +30,9 @@ BMT_INLINE float reduce(Int c, F term) {
   if (j < c) sum += term(j, c - j);
   return sumOf(sum);
 }
-BMT_INLINE Vec part(const float* p, Int j, Int n) { return n == kWidth ? load(p + j) : loadPart(p + j, n, 0); }
+BMT_INLINE Vec part(const float* p, Int j, Int n) {
+  return n == kWidth ? load(p + j) : loadPart(p + j, n, 0);
+}
 
 }  // namespace
 
@@ -58,7 +62,8 @@ void layerNormForward(float* out, float* y, float* mean, float* rstd, const floa
 }
 
 void layerNormBackward(float* dx, float* dw, float* db, const float* dout, const float* y, const float* w,
-                       const float* mean, const float* rstd, const float* dres, Int n, Int c, bool accumulate) {
+                       const float* mean, const float* rstd, const float* dres, Int n, Int c,
+                       bool accumulate) {
   if (!accumulate) {
     std::memset(dw, 0, static_cast<std::size_t>(c) * 4);
     std::memset(db, 0, static_cast<std::size_t>(c) * 4);
@@ -69,9 +74,9 @@ void layerNormBackward(float* dx, float* dw, float* db, const float* dout, const
     const float m = mean[i], r = rstd[i];
     const float inverse = 1.0f / static_cast<float>(c);
     const float a = reduce(c, [&](Int j, Int k) { return part(g, j, k) * part(w, j, k); }) * inverse;
-    const float s = reduce(c, [&](Int j, Int k) {
-                      return part(g, j, k) * part(w, j, k) * ((part(row, j, k) - m) * r);
-                    }) * inverse;
+    const float s =
+        reduce(c, [&](Int j, Int k) { return part(g, j, k) * part(w, j, k) * ((part(row, j, k) - m) * r); }) *
+        inverse;
     const float* const res = dres != nullptr ? dres + i * c : nullptr;
     float* const d = dx + i * c;
     for (Int j = 0; j < c; ++j) {
@@ -97,15 +102,15 @@ void rmsNormForward(float* out, float* y, float* rstd, const float* x, const flo
   }
 }
 
-void rmsNormBackward(float* dx, float* dw, const float* dout, const float* y, const float* w, const float* rstd,
-                     const float* dres, Int n, Int c, bool accumulate) {
+void rmsNormBackward(float* dx, float* dw, const float* dout, const float* y, const float* w,
+                     const float* rstd, const float* dres, Int n, Int c, bool accumulate) {
   if (!accumulate) std::memset(dw, 0, static_cast<std::size_t>(c) * 4);
   for (Int i = 0; i < n; ++i) {
     const float* const g = dout + i * c;
     const float* const row = y + i * c;
     const float r = rstd[i];
-    const float s = reduce(c, [&](Int j, Int k) { return part(g, j, k) * part(w, j, k) * part(row, j, k); }) * r * r /
-                    static_cast<float>(c);
+    const float s = reduce(c, [&](Int j, Int k) { return part(g, j, k) * part(w, j, k) * part(row, j, k); }) *
+                    r * r / static_cast<float>(c);
     const float* const res = dres != nullptr ? dres + i * c : nullptr;
     float* const d = dx + i * c;
     for (Int j = 0; j < c; ++j) {
@@ -117,7 +122,8 @@ void rmsNormBackward(float* dx, float* dw, const float* dout, const float* y, co
 
 void residualAdd(float* out, const float* x, const float* delta, const float* bias, Int n, Int c) {
   for (Int i = 0; i < n; ++i) {
-    for (Int j = 0; j < c; ++j) out[i * c + j] = x[i * c + j] + delta[i * c + j] + (bias != nullptr ? bias[j] : 0.0f);
+    for (Int j = 0; j < c; ++j)
+      out[i * c + j] = x[i * c + j] + delta[i * c + j] + (bias != nullptr ? bias[j] : 0.0f);
   }
 }
 

@@ -17,7 +17,9 @@ BMT_INLINE void forEach(Int n, F f) {
   for (; j + kWidth <= n; j += kWidth) f(j, Int{kWidth});
   if (j < n) f(j, n - j);
 }
-BMT_INLINE Vec part(const float* p, Int j, Int n) { return n == kWidth ? load(p + j) : loadPart(p + j, n, 0); }
+BMT_INLINE Vec part(const float* p, Int j, Int n) {
+  return n == kWidth ? load(p + j) : loadPart(p + j, n, 0);
+}
 BMT_INLINE void put(float* p, Int j, Int n, Vec v) {
   if (n == kWidth) {
     store(p + j, v);
@@ -33,7 +35,8 @@ void rope(float* qkv, Int n, Int t, Int hq, Int hkv, Int d, float theta, float s
   float* const sines = scratch(3, t * half);
   for (Int position = 0; position < t && position < n; ++position) {
     for (Int i = 0; i < half; ++i) {
-      const double frequency = std::pow(static_cast<double>(theta), -2.0 * static_cast<double>(i) / static_cast<double>(d));
+      const double frequency =
+          std::pow(static_cast<double>(theta), -2.0 * static_cast<double>(i) / static_cast<double>(d));
       const double angle = static_cast<double>(position) * frequency;
       cosines[position * half + i] = static_cast<float>(std::cos(angle));
       sines[position * half + i] = sign * static_cast<float>(std::sin(angle));
@@ -56,7 +59,8 @@ void rope(float* qkv, Int n, Int t, Int hq, Int hkv, Int d, float theta, float s
 
 }  // namespace
 
-void embeddingForward(float* out, const std::int32_t* tokens, const float* table, Int n, Int c, Int row_begin, Int rows) {
+void embeddingForward(float* out, const std::int32_t* tokens, const float* table, Int n, Int c, Int row_begin,
+                      Int rows) {
   for (Int i = 0; i < n; ++i) {
     const Int row = tokens[i] - row_begin;
     if (row < 0 || row >= rows) {
@@ -67,8 +71,8 @@ void embeddingForward(float* out, const std::int32_t* tokens, const float* table
   }
 }
 
-void embeddingBackward(float* dtable, const std::int32_t* tokens, const float* dout, Int n, Int c, Int row_begin, Int rows,
-                       bool accumulate) {
+void embeddingBackward(float* dtable, const std::int32_t* tokens, const float* dout, Int n, Int c,
+                       Int row_begin, Int rows, bool accumulate) {
   if (!accumulate) std::memset(dtable, 0, static_cast<std::size_t>(rows * c) * 4);
   for (Int i = 0; i < n; ++i) {
     const Int row = tokens[i] - row_begin;
@@ -92,7 +96,9 @@ void positionBackward(float* dtable, const float* dout, Int n, Int c, Int t, Int
   }
 }
 
-void ropeForward(float* qkv, Int n, Int t, Int hq, Int hkv, Int d, float theta) { rope(qkv, n, t, hq, hkv, d, theta, 1); }
+void ropeForward(float* qkv, Int n, Int t, Int hq, Int hkv, Int d, float theta) {
+  rope(qkv, n, t, hq, hkv, d, theta, 1);
+}
 void ropeBackward(float* dqkv, Int n, Int t, Int hq, Int hkv, Int d, float theta) {
   rope(dqkv, n, t, hq, hkv, d, theta, -1);
 }
@@ -137,7 +143,8 @@ void swigluBackward(float* dgate_up, const float* dout, const float* gate_up, In
     const float* const gate = gate_up + i * 2 * f;
     float* const dgate = dgate_up + i * 2 * f;
     forEach(f, [&](Int j, Int k) {
-      const Vec g = part(gate, j, k), s = sigmoidOf(g), d = part(dout + i * f, j, k), u = part(gate + f, j, k);
+      const Vec g = part(gate, j, k), s = sigmoidOf(g), d = part(dout + i * f, j, k),
+                u = part(gate + f, j, k);
       put(dgate, j, k, d * u * s * (1.0f + g * (1.0f - s)));
       put(dgate + f, j, k, d * g * s);
     });
@@ -159,9 +166,9 @@ double sumOfSquares(const float* x, Int n) {
   return total;
 }
 
-void adamW(float* __restrict p, float* __restrict m, float* __restrict v, const float* __restrict g, Int n, float lr,
-           float beta1, float beta2, float eps, float weight_decay, float correction1, float correction2,
-           float grad_scale) {
+void adamW(float* __restrict p, float* __restrict m, float* __restrict v, const float* __restrict g, Int n,
+           float lr, float beta1, float beta2, float eps, float weight_decay, float correction1,
+           float correction2, float grad_scale) {
   const float step = lr / correction1, decay = 1.0f - lr * weight_decay, root = 1.0f / std::sqrt(correction2);
   for (Int i = 0; i < n; ++i) {
     const float grad = g[i] * grad_scale;

@@ -1,5 +1,5 @@
-// Vectors of the instruction set that this copy is compiled for, through GCC's vector extension. No std templates here: their
-// inline functions could be merged across copies (see kernels/CMakeLists.txt).
+// Vectors of the instruction set that this copy is compiled for, through GCC's vector extension. No std
+// templates here: their inline functions could be merged across copies (see kernels/CMakeLists.txt).
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,15 @@ BMT_INLINE Vec load(const float* p) {
   std::memcpy(&v, p, sizeof(v));
   return v;
 }
-BMT_INLINE void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
-BMT_INLINE Vec splat(float x) { return Vec{} + x; }
-BMT_INLINE Vec maxOf(Vec a, Vec b) { return a > b ? a : b; }
+BMT_INLINE void store(float* p, Vec v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+BMT_INLINE Vec splat(float x) {
+  return Vec{} + x;
+}
+BMT_INLINE Vec maxOf(Vec a, Vec b) {
+  return a > b ? a : b;
+}
 
 // First n lanes from memory, `fill` in the others.
 BMT_INLINE Vec loadPart(const float* p, Int n, float fill) {
@@ -34,7 +40,9 @@ BMT_INLINE Vec loadPart(const float* p, Int n, float fill) {
   std::memcpy(&v, p, static_cast<std::size_t>(n) * 4);
   return v;
 }
-BMT_INLINE void storePart(float* p, Vec v, Int n) { std::memcpy(p, &v, static_cast<std::size_t>(n) * 4); }
+BMT_INLINE void storePart(float* p, Vec v, Int n) {
+  std::memcpy(p, &v, static_cast<std::size_t>(n) * 4);
+}
 
 BMT_INLINE float sumOf(Vec v) {
   float sum = 0;
@@ -47,14 +55,15 @@ BMT_INLINE float maxLane(Vec v) {
   return best;
 }
 
-// e^x, relative error below 2e-7 on [-87, 88]; smaller arguments give 0. Range reduction x = n ln2 + r, |r| <= ln2/2, then
-// the Taylor polynomial of degree 7 (remainder below 1e-8 there).
+// e^x, relative error below 2e-7 on [-87, 88]; smaller arguments give 0. Range reduction x = n ln2 + r, |r|
+// <= ln2/2, then the Taylor polynomial of degree 7 (remainder below 1e-8 there).
 BMT_INLINE Vec expOf(Vec x) {
   const Vec low = splat(-87.0f), high = splat(88.0f);
   const VecI underflow = x < low;
   x = x > high ? high : x;
   x = x < low ? low : x;
-  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
+  const Vec magic =
+      splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
   const Vec shifted = x * 1.44269504089f + magic;
   const Vec n = shifted - magic;
   const Vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -71,7 +80,9 @@ BMT_INLINE Vec expOf(Vec x) {
   return underflow ? Vec{} : result;
 }
 
-BMT_INLINE Vec sigmoidOf(Vec x) { return 1.0f / (1.0f + expOf(-x)); }
+BMT_INLINE Vec sigmoidOf(Vec x) {
+  return 1.0f / (1.0f + expOf(-x));
+}
 
 // Scratch memory of the calling thread, grown on demand and freed at thread exit. Slots 0-3 are independent.
 float* scratch(int slot, Int floats);
