@@ -180,6 +180,8 @@ TEST_P(EngineProperty, FoldedEqualsAllOnASymmetricCluster) {
   c.cluster = loadCluster("dgx-a100-80g:1");
   c.cluster.groups[0].devices_per_node = c.plan.numRanks();
   c.plan.precision = DType::BF16;
+  c.plan.zero =
+      0;  // ZeRO-1 shards cut parameters at different places, so ranks launch different numbers of kernels
   const trace::CostProfile profile = trace::datasheetProfile(c.cluster.groups[0].device);
   const auto step = [&](RankSelection selection) {
     return simulatePlan(c.model, c.cluster, c.plan, profile, selection, Granularity::Layer).report;
@@ -212,14 +214,20 @@ TEST(Engine, StageIsCloseToLayerGranularity) {
   ModelSpec model = loadModel("gpt3-1.3b");
   const ClusterSpec cluster = loadCluster("dgx-a100-80g:1");
   const trace::CostProfile profile = trace::datasheetProfile(cluster.groups[0].device);
-  for (const char* text : {"tp=2,pp=4,mb=1,gb=16,precision=bf16,sp", "dp=8,mb=2,gb=32,precision=bf16,zero=1",
-                           "dp=2,pp=4,mb=1,gb=32,precision=bf16,recompute=full"}) {
+  // At Stage granularity the last backward is one task, so gradient buckets cannot start inside it: where dp
+  // > 1 its step is longer by what Layer granularity overlaps there, never shorter.
+  for (const auto& [text, tolerance] : {std::pair("tp=2,pp=4,mb=1,gb=16,precision=bf16,sp", 0.03),
+                                        {"dp=2,pp=4,mb=1,gb=32,precision=bf16,recompute=full", 0.03},
+                                        {"dp=8,mb=2,gb=32,precision=bf16,zero=1", 0.05}}) {
     const Plan plan = planFromText(text);
     const Report layer =
         simulatePlan(model, cluster, plan, profile, RankSelection::Folded, Granularity::Layer).report;
     const Report stage =
         simulatePlan(model, cluster, plan, profile, RankSelection::Folded, Granularity::Stage).report;
-    EXPECT_NEAR(stage.step_time_s, layer.step_time_s, 0.03 * layer.step_time_s) << text;
+    EXPECT_NEAR(stage.step_time_s, layer.step_time_s, tolerance * layer.step_time_s) << text;
+    if (plan.dp > 1) {
+      EXPECT_GE(stage.step_time_s, layer.step_time_s * 0.999) << text;
+    }
     EXPECT_NEAR(static_cast<double>(stage.peak_memory), static_cast<double>(layer.peak_memory),
                 0.05 * static_cast<double>(layer.peak_memory))
         << text;
