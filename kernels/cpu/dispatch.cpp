@@ -43,8 +43,9 @@ const Table& choose() {
   if (wanted == nullptr || *wanted == '\0') return *tables.table[tables.count - 1];
   for (int i = 0; i < tables.count; ++i) {
     const char* const name = tables.table[i]->name;
-    const std::size_t length = std::strlen(name), suffix = std::strlen(wanted);
-    if (suffix <= length && std::strcmp(name + length - suffix, wanted) == 0) return *tables.table[i];
+    const char* const dash = std::strrchr(name, '-');
+    if (std::strcmp(name, wanted) == 0 || (dash != nullptr && std::strcmp(dash + 1, wanted) == 0))
+      return *tables.table[i];
   }
   std::fprintf(stderr, "BMT_ISA=%s: this CPU runs up to %s; use v2, v3 or v4, or unset it\n", wanted,
                tables.table[tables.count - 1]->name);
