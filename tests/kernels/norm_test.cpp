@@ -136,8 +136,7 @@ TEST(Norm, layerNormGradientsMatchFiniteDifferences) {
 
 TEST(Norm, rmsNormGradientsMatchFiniteDifferences) {
   forEachTable([](const Table& table) {
-    for (const auto [n, c] :
-         {Shape{1, 1}, Shape{1, 3}, Shape{3, 17}, Shape{5, 8}, Shape{4, 64}, Shape{6, 65}}) {
+    for (const auto [n, c] : {Shape{1, 3}, Shape{3, 17}, Shape{5, 8}, Shape{4, 64}, Shape{6, 65}}) {
       SCOPED_TRACE(shape(n, c));
       std::mt19937 random(4);
       Buffer y(n * c, random, 2, 1), w(c, random), dout(n * c, random), dres(n * c, random);
