@@ -33,6 +33,20 @@ BMT_INLINE float reduce(Int c, F term) {
 BMT_INLINE Vec part(const float* p, Int j, Int n) {
   return n == kWidth ? load(p + j) : loadPart(p + j, n, 0);
 }
+BMT_INLINE void put(float* p, Int j, Int n, Vec v) {
+  if (n == kWidth) {
+    store(p + j, v);
+  } else {
+    storePart(p + j, v, n);
+  }
+}
+// f(offset, lanes) over [0, c) in vectors, explicitly: the compiler gives up on loops over this many pointers that may alias.
+template <typename F>
+BMT_INLINE void forEach(Int c, F f) {
+  Int j = 0;
+  for (; j + kWidth <= c; j += kWidth) f(j, Int{kWidth});
+  if (j < c) f(j, c - j);
+}
 
 }  // namespace
 
@@ -79,12 +93,13 @@ void layerNormBackward(float* dx, float* dw, float* db, const float* dout, const
         inverse;
     const float* const res = dres != nullptr ? dres + i * c : nullptr;
     float* const d = dx + i * c;
-    for (Int j = 0; j < c; ++j) {
-      const float normed = (row[j] - m) * r;
-      dw[j] += g[j] * normed;
-      db[j] += g[j];
-      d[j] = (res != nullptr ? res[j] : 0.0f) + (g[j] * w[j] - a - normed * s) * r;
-    }
+    forEach(c, [&](Int j, Int k) {
+      const Vec grad = part(g, j, k), normed = (part(row, j, k) - m) * r;
+      put(dw, j, k, part(dw, j, k) + grad * normed);
+      put(db, j, k, part(db, j, k) + grad);
+      const Vec through = res != nullptr ? part(res, j, k) : Vec{};
+      put(d, j, k, through + (grad * part(w, j, k) - a - normed * s) * r);
+    });
   }
 }
 
@@ -113,10 +128,12 @@ void rmsNormBackward(float* dx, float* dw, const float* dout, const float* y, co
                     r * r / static_cast<float>(c);
     const float* const res = dres != nullptr ? dres + i * c : nullptr;
     float* const d = dx + i * c;
-    for (Int j = 0; j < c; ++j) {
-      dw[j] += g[j] * row[j] * r;
-      d[j] = (res != nullptr ? res[j] : 0.0f) + (g[j] * w[j] - row[j] * s) * r;
-    }
+    forEach(c, [&](Int j, Int k) {
+      const Vec grad = part(g, j, k), value = part(row, j, k);
+      put(dw, j, k, part(dw, j, k) + grad * value * r);
+      const Vec through = res != nullptr ? part(res, j, k) : Vec{};
+      put(d, j, k, through + (grad * part(w, j, k) - value * s) * r);
+    });
   }
 }
 
