@@ -1,5 +1,5 @@
-// bmtrain train: runs a plan on this machine, ranks as threads, and reports what it measured beside what was
-// predicted.
+// bmtrain train: runs a plan, ranks as threads or as MPI processes, and reports what it measured beside what
+// was predicted.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -9,8 +9,10 @@
 #include <csignal>
 
 #include "cli/command.h"
+#include "cli/mpi_launch.h"
 #include "core/json.h"
 #include "core/lower.h"
+#include "executor/comm/mpi_communicator.h"
 #include "executor/data_loader.h"
 #include "executor/trainer.h"
 #include "simulator/report.h"
@@ -45,14 +47,30 @@ void parseInjection(const std::string& text, exec::TrainOptions& train) {
   train.kill_step = number(std::string_view(text).substr(colon + 1));
 }
 
+// How this process takes part: alone (ranks are threads, or it starts mpirun), or as one rank of a job.
+struct Part {
+  bool in_job = false;
+  exec::LauncherPlace place;
+  bool speaks() const { return place.rank == 0; }
+};
+
+Part partOf(Options& o) {
+  Part part;
+  part.in_job = exec::startedByMpiLauncher(part.place) && (part.place.size > 1 || o.comm == "mpi");
+  if (part.in_job) o.comm = "mpi";
+  return part;
+}
+
 void requireSupported(const Options& o) {
   if (o.device == "cuda")
     throw Error(ErrorKind::Runtime, "--device cuda: this version has no CUDA backend; use --device cpu");
   if (o.device != "cpu")
     throw Error(ErrorKind::BadInput, fmt::format("--device '{}': expected cpu or cuda", o.device));
-  if (o.comm != "threads")
-    throw Error(ErrorKind::BadInput,
-                fmt::format("--comm '{}': this version runs ranks as threads only (--comm threads)", o.comm));
+  if (o.comm != "threads" && o.comm != "mpi")
+    throw Error(ErrorKind::BadInput, fmt::format("--comm '{}': expected threads or mpi", o.comm));
+  if (o.comm == "mpi" && !exec::builtWithMpi())
+    throw Error(ErrorKind::Runtime,
+                "--comm mpi: this build has no MPI (bmtrain doctor says why); use --comm threads");
 }
 
 double median(std::vector<double> values) {
@@ -98,7 +116,7 @@ std::string resultToJson(const exec::TrainResult& result, const Plan& plan, cons
   return json.dump(2) + "\n";
 }
 
-int run(const Globals& globals, const Options& o) {
+int train(const Globals& globals, const Options& o, const Part& part) {
   requireSupported(o);
   ModelSpec model = loadModel(o.model);
   if (o.seq > 0) model.seq_len = o.seq;
@@ -130,7 +148,15 @@ int run(const Globals& globals, const Options& o) {
                                     Granularity::Layer)
                       .report.step_time_s;
 
-  const TaskGraph graph = lower(model, cluster, plan, RankSelection::All, Granularity::Layer);
+  if (part.in_job && part.place.size != plan.numRanks())
+    throw Error(ErrorKind::BadInput,
+                fmt::format("the launcher started {} processes, the plan has {} ranks; start {}",
+                            part.place.size, plan.numRanks(), plan.numRanks()));
+  // One rank of a job needs only its own program; rank 0 checks all and names the tasks of all.
+  const TaskGraph graph =
+      part.speaks() ? lower(model, cluster, plan, RankSelection::All, Granularity::Layer)
+                    : lower(model, cluster, plan, std::vector<RankId>{part.place.rank}, Granularity::Layer);
+  exec::requireExecutable(graph);
   exec::TrainOptions train;
   train.steps = o.steps;
   train.lr = o.lr;
@@ -143,9 +169,14 @@ int run(const Globals& globals, const Options& o) {
   train.trace_steps =
       o.trace.empty() ? 0 : std::min<std::int64_t>(11, std::max<std::int64_t>(1, o.steps - 2));
   if (!o.inject.empty()) parseInjection(o.inject, train);
+  if (train.kill_rank >= plan.numRanks())
+    throw Error(ErrorKind::BadInput, fmt::format("--inject: rank {} is not one of the plan's {} ranks",
+                                                 train.kill_rank, plan.numRanks()));
+  if (o.comm == "mpi" && !part.in_job) return runUnderMpirun(plan.numRanks());
   train.stop = &interrupted;
   std::signal(SIGINT, onInterrupt);
-  std::signal(SIGTERM, onInterrupt);
+  std::signal(part.in_job ? SIGUSR1 : SIGTERM,
+              onInterrupt);  // mpirun hands on SIGUSR1; its SIGTERM means the end
   const double tokens_per_step = static_cast<double>(plan.global_batch * model.seq_len);
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   const std::int64_t every = terminal ? 1 : std::max<std::int64_t>(1, o.steps / 20);
@@ -158,12 +189,24 @@ int run(const Globals& globals, const Options& o) {
                  tokens_per_step / s.seconds, terminal ? "" : "\n");
     };
   }
-  exec::TrainResult result = exec::trainThreads(
-      graph,
-      [&](std::int64_t step, std::int64_t begin, std::int64_t end, std::int32_t* in, std::int32_t* out) {
-        loader.read(step, begin, end, in, out);
-      },
-      train);
+  const exec::BatchSource batches = [&](std::int64_t step, std::int64_t begin, std::int64_t end,
+                                        std::int32_t* in,
+                                        std::int32_t* out) { loader.read(step, begin, end, in, out); };
+  exec::TrainResult result;
+  if (part.in_job) {
+    exec::MpiWorld job;
+    try {
+      result = exec::trainProcess(graph, job, batches, train);
+    } catch (const Error& error) {
+      fmt::print(stderr, "bmtrain: error: {}\n", error.what());
+      std::fflush(nullptr);
+      job.abortJob(error.exitCode());
+    }
+  } else {
+    result = exec::trainThreads(graph, batches, train);
+  }
+  const int stopped_code = part.in_job && launchedByUs() ? 0 : 130;
+  if (!part.speaks()) return result.stopped ? stopped_code : 0;
   if (terminal && train.on_step) fmt::print(stderr, "\n");
   result.trace.cluster = cluster.name;
   if (!o.trace.empty() && !result.trace.spans.empty()) trace::writeTrace(result.trace, o.trace);
@@ -182,7 +225,17 @@ int run(const Globals& globals, const Options& o) {
       fmt::print("predicted step {}: {:+.1f} % from the measured one\n", formatDuration(predicted_s),
                  100 * (predicted_s - step_s) / step_s);
   }
-  return interrupted ? 130 : 0;
+  return result.stopped ? stopped_code : 0;
+}
+
+int run(const Globals& globals, Options& o) {
+  const Part part = partOf(o);
+  try {
+    return train(globals, o, part);
+  } catch (const Error& error) {
+    if (part.speaks()) throw;
+    return error.exitCode();  // rank 0 finds the same and says it
+  }
 }
 
 }  // namespace
@@ -199,7 +252,10 @@ void addTrain(CLI::App& app, const Globals& globals, Action& action) {
       ->capture_default_str();
   command->add_option("--seq", o->seq, "Sequence length instead of the model's")->check(CLI::PositiveNumber);
   command->add_option("--device", o->device, "cpu")->capture_default_str();
-  command->add_option("--comm", o->comm, "threads: ranks are threads of this process")->capture_default_str();
+  command
+      ->add_option("--comm", o->comm,
+                   "threads: ranks are threads of this process; mpi: processes, started with mpirun")
+      ->capture_default_str();
   command->add_option("--profile", o->profile, "Also predict the step with this cost profile");
   command->add_option("--trace", o->trace, "Write the measured trace of a typical late step");
   command->add_option("--lr", o->lr, "Peak learning rate")->check(CLI::PositiveNumber)->capture_default_str();

@@ -4,18 +4,23 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <csignal>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <numbers>
 #include <thread>
+#include <type_traits>
 
 #include "core/error.h"
 #include "core/memory_plan.h"
 #include "core/verify.h"
 #include "executor/comm/in_process.h"
+#include "executor/comm/mpi_communicator.h"
 #include "executor/cpu/cpu_backend.h"
 #include "executor/program_runner.h"
 
@@ -68,11 +73,12 @@ void requireMemory(const TaskGraph& graph) {
                                                  formatBytes(needed), formatBytes(free), components, advice));
 }
 
-// What the rank threads share.
+// What the rank threads of a process share. `mpi` is null when all ranks are threads of this process.
 struct Shared {
   const TaskGraph& graph;
   const BatchSource& batches;
   const TrainOptions& options;
+  MpiWorld* mpi;
   InProcessWorld world;
   std::atomic<std::int64_t> last_step;  // steps beyond it are not started
   std::mutex mutex;
@@ -87,9 +93,11 @@ class RankThread {
       : shared_(shared),
         program_(shared.graph.ranks[index]),
         index_(index),
-        communicator_(shared.world, backend_, program_.rank),
-        runner_(shared.graph, program_, backend_, communicator_, midStep()) {
-    backend_.onFailure([this](const std::string& reason) { shared_.world.abort(reason); });
+        communicator_(shared.mpi != nullptr
+                          ? shared.mpi->communicator(backend_)
+                          : std::make_unique<InProcessCommunicator>(shared.world, backend_, program_.rank)),
+        runner_(shared.graph, program_, backend_, *communicator_, midStep()) {
+    backend_.onFailure([this](const std::string& reason) { communicator_->abort(reason); });
     for (const ParamShard& p : program_.params)
       initShard(runner_.data<float>(program_.weights) + p.offset, p, shared.graph.model, shared.options.seed,
                 shared.options.init);
@@ -101,21 +109,29 @@ class RankThread {
     std::int64_t cpu_from = 0;
     for (std::int64_t step = 0; step < o.steps && step <= shared_.last_step.load(); ++step) {
       step_ = step;
-      if (program_.rank == 0 && step == std::min(kWarmupSteps, o.steps - 1)) {
+      if ((program_.rank == 0 || shared_.mpi != nullptr) && step == std::min(kWarmupSteps, o.steps - 1)) {
         cpu_start = cpuSeconds();
         cpu_from = step;
       }
       const StepReport report = oneStep(step);
-      if (step >= o.steps - o.trace_steps) keepSpans(step);
-      if (program_.rank != 0) continue;
-      shared_.result.steps.push_back(report);
-      shared_.result.cpu_seconds_per_step =
-          (cpuSeconds() - cpu_start) / static_cast<double>(step + 1 - cpu_from);
-      if (o.on_step) o.on_step(report);
+      cpu_seconds_per_step_ = (cpuSeconds() - cpu_start) / static_cast<double>(step + 1 - cpu_from);
+      if (program_.rank == 0) {
+        shared_.result.steps.push_back(report);
+        shared_.result.cpu_seconds_per_step = cpu_seconds_per_step_;
+        if (o.on_step) o.on_step(report);
+      }
+      if (shared_.mpi != nullptr &&
+          shared_.mpi->broadcast(o.stop != nullptr && o.stop->load() ? 1 : 0) != 0) {
+        shared_.result.stopped = true;
+        shared_.last_step = step;
+      }
+      // The last steps, and the one after which the user stopped the run.
+      if (step >= o.steps - o.trace_steps || step == shared_.last_step.load()) keepSpans(step);
+      if (shared_.mpi != nullptr || program_.rank != 0 || shared_.result.stopped) continue;
       // The others are at most in the next step, which cannot finish without this rank.
       if (o.stop != nullptr && o.stop->load()) {
         shared_.result.stopped = true;
-        shared_.last_step = shared_.graph.ranks.size() == 1 ? step : step + 1;
+        shared_.last_step = std::min(o.steps - 1, step + 1);
       }
     }
     const std::lock_guard lock(shared_.mutex);
@@ -124,6 +140,7 @@ class RankThread {
     for (std::size_t kind = 0; kind < bytes.size(); ++kind) shared_.result.comm_bytes[kind] += bytes[kind];
   }
 
+  double cpuSecondsPerStep() const { return cpu_seconds_per_step_; }
   const float* weights() const { return runner_.data<float>(program_.weights); }
   const float* gradients() const { return runner_.data<float>(program_.gradients); }
   const RankProgram& program() const { return program_; }
@@ -132,6 +149,7 @@ class RankThread {
   ProgramRunner::MidStep midStep() {
     if (shared_.options.kill_rank != program_.rank) return {};
     return [this](const std::string& task) {
+      if (step_ == shared_.options.kill_step && shared_.mpi != nullptr) std::raise(SIGKILL);
       if (step_ == shared_.options.kill_step)
         throw Error(ErrorKind::Runtime, fmt::format("killed by --inject in step {}", step_),
                     fmt::format("rank {} {}", program_.rank, task));
@@ -162,7 +180,7 @@ class RankThread {
     hyper(ScalarLayout::kClip) = o.clip;
     hyper(ScalarLayout::kLossScale) =
         1.0 / static_cast<double>(plan.global_batch * shared_.graph.model.seq_len);
-    communicator_.beginStep(step == 0 ? kFirstStepFactor * o.deadline_s : o.deadline_s);
+    communicator_->beginStep(step == 0 ? kFirstStepFactor * o.deadline_s : o.deadline_s);
     const Ns start = backend_.now();
     runner_.step();
     StepReport report;
@@ -181,9 +199,9 @@ class RankThread {
   }
 
   void keepSpans(std::int64_t step) {
+    if (shared_.traced.empty()) return;
     std::vector<trace::Span> spans = runner_.spans();
-    const auto at = static_cast<std::size_t>(
-        step - std::max<std::int64_t>(0, shared_.options.steps - shared_.options.trace_steps));
+    const auto at = static_cast<std::size_t>(step) % shared_.traced.size();
     const std::lock_guard lock(shared_.mutex);
     auto& all = shared_.traced[at];
     all.insert(all.end(), spans.begin(), spans.end());
@@ -193,8 +211,9 @@ class RankThread {
   const RankProgram& program_;
   std::size_t index_;
   std::int64_t step_ = 0;
+  double cpu_seconds_per_step_ = 0;
   CpuBackend backend_;
-  InProcessCommunicator communicator_;
+  std::unique_ptr<Communicator> communicator_;
   ProgramRunner runner_;
 };
 
@@ -287,11 +306,8 @@ TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, con
   return trainThreads(graph, batches, options, nullptr);
 }
 
-TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, const TrainOptions& options,
-                         FinalState* final_state) {
-  BMT_CHECK(graph.granularity == Granularity::Layer &&
-                static_cast<std::int32_t>(graph.ranks.size()) == graph.plan.numRanks(),
-            "execution needs all ranks at Layer granularity");
+void requireExecutable(const TaskGraph& graph) {
+  BMT_CHECK(graph.granularity == Granularity::Layer, "execution needs Layer granularity");
   if (graph.plan.precision != DType::F32)
     throw Error(ErrorKind::BadInput,
                 fmt::format("the CPU executes fp32 only in this version, the plan asks for {}",
@@ -302,8 +318,14 @@ TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, con
                 graph.model.name);
   throwIfAny(verify(graph), "the lowered programs");
   requireMemory(graph);
+}
 
-  Shared shared{graph, batches, options, InProcessWorld(options.deadline_s), {}, {}, {}, {}, {}};
+TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, const TrainOptions& options,
+                         FinalState* final_state) {
+  BMT_CHECK(static_cast<std::int32_t>(graph.ranks.size()) == graph.plan.numRanks(),
+            "execution needs all ranks");
+  requireExecutable(graph);
+  Shared shared{graph, batches, options, nullptr, InProcessWorld(options.deadline_s), {}, {}, {}, {}, {}};
   shared.last_step = options.steps - 1;
   shared.result.peak_memory.resize(graph.ranks.size());
   shared.result.comm_bytes.resize(kNumTaskKinds);
@@ -339,6 +361,108 @@ TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, con
   shared.result.trace = medianTrace(graph, std::move(shared.traced));
   shared.result.peak_rss = peakRss();
   return std::move(shared.result);
+}
+
+namespace {
+
+// What every process sends to rank 0 at the end: this, then the spans of its traced steps, one step after the
+// other.
+struct ProcessSummary {
+  Bytes peak_memory = 0, peak_rss = 0;
+  double cpu_seconds_per_step = 0;
+  std::array<Bytes, kNumTaskKinds> comm_bytes{};
+};
+static_assert(std::is_trivially_copyable_v<ProcessSummary> && std::is_trivially_copyable_v<trace::Span>);
+
+std::string packed(const ProcessSummary& summary, const std::vector<std::vector<trace::Span>>& traced) {
+  std::string bytes(reinterpret_cast<const char*>(&summary), sizeof(summary));
+  for (const auto& spans : traced)
+    bytes.append(reinterpret_cast<const char*>(spans.data()), spans.size() * sizeof(trace::Span));
+  return bytes;
+}
+
+// A process sees when it posted, not when the others did: a communication begins when its last member has
+// posted (rule R3).
+void setCommonStarts(const TaskGraph& graph, std::vector<trace::Span>& spans) {
+  std::map<std::pair<GroupId, std::uint64_t>, Ns> last_post;
+  const auto commOf = [&](const trace::Span& span) -> const Comm* {
+    const RankProgram& program = graph.ranks[static_cast<std::size_t>(span.rank)];
+    const std::int32_t comm = program.tasks[static_cast<std::size_t>(span.task)].comm;
+    return comm < 0 ? nullptr : &program.comms[static_cast<std::size_t>(comm)];
+  };
+  for (const trace::Span& span : spans) {
+    const Comm* const comm = commOf(span);
+    if (comm == nullptr) continue;
+    Ns& latest = last_post.try_emplace({comm->group, comm->seq}, span.posted).first->second;
+    latest = std::max(latest, span.posted);
+  }
+  for (trace::Span& span : spans) {
+    const Comm* const comm = commOf(span);
+    // A small message may reach a fast receiver before the sender's clock is read; never let a span end
+    // before it begins.
+    if (comm != nullptr) span.start = std::min(span.end, last_post.at({comm->group, comm->seq}));
+  }
+}
+
+}  // namespace
+
+TrainResult trainProcess(const TaskGraph& graph, MpiWorld& mpi, const BatchSource& batches,
+                         const TrainOptions& options) {
+  const std::uint64_t hash = graphHash(graph);
+  const std::vector<std::string> hashes =
+      mpi.gather(std::string(reinterpret_cast<const char*>(&hash), sizeof(hash)));
+  for (std::size_t rank = 0; rank < hashes.size(); ++rank) {
+    std::uint64_t other = 0;
+    std::memcpy(&other, hashes[rank].data(), sizeof(other));
+    if (other != hash)
+      throw Error(
+          ErrorKind::Runtime,
+          fmt::format(
+              "rank {} has another model or plan (hash {:016x}) than rank 0 ({:016x}); start all processes "
+              "with the same files and version",
+              rank, other, hash));
+  }
+  Shared shared{graph, batches, options, &mpi, InProcessWorld(options.deadline_s), {}, {}, {}, {}, {}};
+  shared.last_step = options.steps - 1;
+  shared.result.peak_memory.resize(graph.ranks.size());
+  shared.result.comm_bytes.resize(kNumTaskKinds);
+  shared.traced.resize(static_cast<std::size_t>(std::min(options.trace_steps, options.steps)));
+  const auto own = std::find_if(graph.ranks.begin(), graph.ranks.end(),
+                                [&](const RankProgram& p) { return p.rank == mpi.rank(); });
+  BMT_CHECK(own != graph.ranks.end(), "the graph lacks this process's rank");
+  const auto index = static_cast<std::size_t>(own - graph.ranks.begin());
+  RankThread rank(shared, index);
+  rank.run();
+
+  ProcessSummary summary{shared.result.peak_memory[index], peakRss(), rank.cpuSecondsPerStep(), {}};
+  std::copy(shared.result.comm_bytes.begin(), shared.result.comm_bytes.end(), summary.comm_bytes.begin());
+  const std::vector<std::string> all =
+      mpi.gather(packed(summary, mpi.oneHost() ? shared.traced : decltype(shared.traced){}));
+  if (mpi.rank() != 0) return std::move(shared.result);
+  TrainResult result = std::move(shared.result);
+  result.cpu_seconds_per_step = 0;
+  result.peak_rss = 0;
+  std::fill(result.comm_bytes.begin(), result.comm_bytes.end(), 0);
+  std::vector<std::vector<trace::Span>> traced(shared.traced.size());
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    std::memcpy(&summary, all[r].data(), sizeof(summary));
+    result.peak_memory[r] = summary.peak_memory;
+    result.peak_rss += summary.peak_rss;
+    result.cpu_seconds_per_step += summary.cpu_seconds_per_step;
+    for (std::size_t kind = 0; kind < summary.comm_bytes.size(); ++kind)
+      result.comm_bytes[kind] += summary.comm_bytes[kind];
+    const std::size_t per_step = graph.ranks[r].tasks.size();
+    std::vector<trace::Span> spans((all[r].size() - sizeof(summary)) / sizeof(trace::Span));
+    if (!spans.empty())
+      std::memcpy(spans.data(), all[r].data() + sizeof(summary), spans.size() * sizeof(trace::Span));
+    for (std::size_t i = 0; i < spans.size(); ++i) {
+      // A run that was stopped has fewer traced steps.
+      if (i / per_step < traced.size()) traced[i / per_step].push_back(spans[i]);
+    }
+  }
+  for (auto& spans : traced) setCommonStarts(graph, spans);
+  result.trace = medianTrace(graph, std::move(traced));
+  return result;
 }
 
 }  // namespace bmt::exec

@@ -1,4 +1,4 @@
-// Trainer: runs a plan for a number of steps, with ranks as threads of this process.
+// Trainer: runs a plan for a number of steps, with ranks as threads of this process or as MPI processes.
 // AdamW (Loshchilov and Hutter 2019) with clipping by the global norm, linear warm-up, then cosine decay.
 #pragma once
 
@@ -50,6 +50,10 @@ struct TrainResult {
   bool stopped = false;
 };
 
+// Throws Error: BadInput for what the CPU does not execute or a graph that does not verify, Infeasible when
+// the arenas of the graph's ranks exceed the free memory (with components).
+void requireExecutable(const TaskGraph& graph);
+
 // Learning rate of a step (0-based).
 double learningRate(const TrainOptions& options, std::int64_t step);
 
@@ -57,6 +61,14 @@ double learningRate(const TrainOptions& options, std::int64_t step);
 // Infeasible when the arenas exceed the free memory (with components), Runtime when a rank fails (rank and
 // task named; all ranks have ended), or when loss or gradient norm is not finite.
 TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, const TrainOptions& options);
+
+// This process runs its rank of the job. The graph holds at least that rank, on rank 0 all ranks; the caller
+// has checked it with requireExecutable. The result is complete on rank 0. An exception leaves the job
+// running: the caller ends it (MpiWorld::abortJob). Traces are put together on one machine only, where the
+// clocks agree.
+class MpiWorld;
+TrainResult trainProcess(const TaskGraph& graph, MpiWorld& mpi, const BatchSource& batches,
+                         const TrainOptions& options);
 
 // Parameters of all ranks put together, by name, as after the last step of trainThreads; for tests and
 // checkpoints.
