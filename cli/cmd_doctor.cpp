@@ -21,6 +21,7 @@
 #include "cli/command.h"
 #include "core/json.h"
 #include "core/units.h"
+#include "executor/cpu/core_speed.h"
 
 namespace bmt::cli {
 namespace {
@@ -29,7 +30,7 @@ struct Machine {
   std::string cpu = "unknown";
   int cores_usable = 1;  // this process may run on so many
   int cores_online = 1;
-  std::string instruction_set;  // the widest that the kernels have code for: x86-64 level
+  std::string instruction_set;  // of the kernels in use
   Bytes memory_total = 0, memory_available = 0;
   double copy_bandwidth = 0;  // B/s, read + write
 };
@@ -49,17 +50,6 @@ std::string procField(const char* path, const std::string& key) {
 Bytes procKib(const char* path, const std::string& key) {
   const std::string value = procField(path, key);
   return value.empty() ? 0 : Bytes{1024} * std::stoll(value);
-}
-
-std::string widestInstructionSet() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("x86-64-v4")) return "x86-64-v4 (AVX-512)";
-  if (__builtin_cpu_supports("x86-64-v3")) return "x86-64-v3 (AVX2, FMA)";
-  if (__builtin_cpu_supports("x86-64-v2")) return "x86-64-v2 (SSE4.2)";
-  return "x86-64 (SSE2); too old for the kernels, which need x86-64-v2";
-#else
-  return "generic";
-#endif
 }
 
 // Each thread copies its own pair of arrays, far larger than a cache; a round begins and ends together.
@@ -99,7 +89,7 @@ Machine inspectMachine() {
   CPU_ZERO(&set);
   machine.cores_online = static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   machine.cores_usable = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : machine.cores_online;
-  machine.instruction_set = widestInstructionSet();
+  machine.instruction_set = exec::instructionSet();
   machine.memory_total = procKib("/proc/meminfo", "MemTotal");
   machine.memory_available = procKib("/proc/meminfo", "MemAvailable");
   machine.copy_bandwidth = measureCopyBandwidth(machine.cores_usable, machine.memory_available);
