@@ -39,6 +39,8 @@ std::uint64_t permute(std::uint64_t value, std::uint64_t size, std::uint64_t key
 
 DataLoader::DataLoader(TokenFile file, std::int64_t seq_len, std::int64_t global_batch, std::uint64_t seed)
     : file_(std::move(file)), seq_len_(seq_len), global_batch_(global_batch), seed_(seed) {
+  BMT_CHECK(seq_len > 0 && global_batch > 0,
+            fmt::format("seq_len {}, global_batch {}", seq_len, global_batch));
   const auto count = static_cast<std::int64_t>(file_.tokens.size());
   num_windows_ = (count - 1) / seq_len;
   if (count < seq_len + 1)

@@ -1,5 +1,6 @@
 #include "executor/init.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <string>
@@ -24,6 +25,10 @@ std::uint64_t splitmix64(std::uint64_t x) {
 
 void initNormal(float* out, std::int64_t count, std::uint64_t seed, std::string_view name, std::int64_t first,
                 double std) {
+  if (std == 0) {  // exact zeros, without signs
+    std::fill(out, out + count, 0.0f);
+    return;
+  }
   const std::uint64_t h = fnv1a64(name) ^ (seed * 0x9E3779B97F4A7C15ULL);
   constexpr double kUnit = 1.0 / 9007199254740992.0;  // 2^-53
   for (std::int64_t i = 0; i < count; ++i) {

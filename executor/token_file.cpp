@@ -74,6 +74,9 @@ TokenFile readOurs(const std::string& path, const std::string& data) {
 }
 
 TokenFile readLlmc(const std::string& path, const std::string& data) {
+  if (data.size() < kLlmcHeader)
+    bad(path, fmt::format("has {} bytes, but the header of an llm.c token file takes {}", data.size(),
+                          kLlmcHeader));
   const auto version = readAt<std::int32_t>(data, 4), count = readAt<std::int32_t>(data, 8);
   if (version != 1) bad(path, fmt::format("is an llm.c token file of version {}, expected 1", version));
   if (count < 0 || data.size() != kLlmcHeader + static_cast<std::size_t>(count) * 2)
@@ -94,15 +97,24 @@ TokenFile readMegatron(const std::string& path, const std::string& data, const s
   if (version != 1) bad(index_path, fmt::format("is version {}, expected 1", version));
   if (code != 4 && code != 8)
     bad(index_path, fmt::format("has dtype code {}, expected 4 (int32) or 8 (uint16)", code));
-  if (sequences > (index.size() - 34) / 4)
-    bad(index_path, fmt::format("promises {} sequences, but has {} bytes", sequences, index.size()));
+  const auto documents = readAt<std::uint64_t>(index, 26);
+  // Per sequence: a length (int32), a pointer (int64) and, in some, a mode (int8); per document: its end
+  // (int64).
+  const std::uint64_t body = index.size() - 34;
+  if (sequences > body / 12 || documents > body / 8 || sequences * 12 + documents * 8 > body)
+    bad(index_path, fmt::format("promises {} sequences and {} documents, but has {} bytes", sequences,
+                                documents, index.size()));
   std::uint64_t count = 0;
   for (std::uint64_t i = 0; i < sequences; ++i) count += readAt<std::uint32_t>(index, 34 + i * 4);
   const std::uint64_t width = code == 4 ? 4 : 2;
   if (data.size() != count * width)
     bad(path,
         fmt::format("has {} bytes, but its index counts {} tokens of {} bytes", data.size(), count, width));
-  return {path, 0, width == 4 ? widen<std::int32_t>(data, 0, count) : widen<std::uint16_t>(data, 0, count)};
+  TokenFile file{path, 0,
+                 width == 4 ? widen<std::int32_t>(data, 0, count) : widen<std::uint16_t>(data, 0, count)};
+  const auto smallest = std::min_element(file.tokens.begin(), file.tokens.end());
+  if (!file.tokens.empty() && *smallest < 0) bad(path, fmt::format("holds token {}, below 0", *smallest));
+  return file;
 }
 
 }  // namespace
@@ -110,7 +122,7 @@ TokenFile readMegatron(const std::string& path, const std::string& data, const s
 TokenFile readTokenFile(const std::string& path) {
   const std::string data = readFile(path);
   if (data.size() >= 8 && std::memcmp(data.data(), kMagic, 8) == 0) return readOurs(path, data);
-  if (data.size() >= kLlmcHeader && readAt<std::int32_t>(data, 0) == kLlmcMagic) return readLlmc(path, data);
+  if (data.size() >= 4 && readAt<std::int32_t>(data, 0) == kLlmcMagic) return readLlmc(path, data);
   if (path.ends_with(".bin")) {
     const std::string index = path.substr(0, path.size() - 4) + ".idx";
     struct stat info {};
@@ -120,6 +132,11 @@ TokenFile readTokenFile(const std::string& path) {
 }
 
 void writeTokenFile(const std::string& path, const std::vector<std::int32_t>& tokens, std::int64_t vocab) {
+  for (const std::int32_t token : tokens) {
+    if (token < 0 || token >= vocab)
+      throw Error(ErrorKind::BadInput, fmt::format("token {} is outside the vocabulary of {}", token, vocab),
+                  path);
+  }
   const std::uint32_t width = vocab <= 65536 ? 2 : 4;
   std::string data(kHeaderBytes + tokens.size() * width, '\0');
   for (std::size_t i = 0; i < tokens.size(); ++i)
