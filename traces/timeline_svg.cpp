@@ -181,7 +181,7 @@ class Drawing {
     const char* const source = trace.source == Source::Predicted ? "predicted" : "measured";
     text(16, y_, source, "font-size=\"14\" font-weight=\"bold\"");
     text(kLeft, y_,
-         fmt::format("step {}     compute {:.1f} %     bubble {:.1f} %     exposed communication {:.1f} %",
+         fmt::format("step {}  ·  compute {:.1f} %  ·  bubble {:.1f} %  ·  exposed communication {:.1f} %",
                      formatDuration(toSeconds(trace.step_time)), 100 * shares.compute, 100 * shares.bubble,
                      100 * shares.exposed),
          "font-size=\"12\"");
@@ -267,21 +267,47 @@ class Drawing {
       // A hair of background between neighbours, so that equal colours stay apart.
       const double width = box.x1 - box.x0 > 3 ? box.x1 - box.x0 - 0.5 : box.x1 - box.x0;
       appendBox(paths[static_cast<std::size_t>(box.first->kind)], box.x0, box.x0 + width, y, height);
-      if (height < kComputeHeight || box.x1 - box.x0 < kMinLabelWidth) continue;
-      const bool step = box.first->slot.phase == Phase::Step;
-      const std::string label =
-          step ? std::string(1, style.letter) : fmt::format("{}{}", style.letter, box.first->slot.microbatch);
-      if (box.x1 - box.x0 < 6.5 * static_cast<double>(label.size()) + 3) continue;
-      fmt::format_to(std::back_inserter(labels),
-                     "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\" fill=\"{}\">{}<title>{} "
-                     "{}</title></text>\n",
-                     (box.x0 + box.x1) / 2, y + height / 2 + 4, style.ink, label, style.legend,
-                     formatDuration(toSeconds(box.end - box.first->start)));
     }
+    if (height == kComputeHeight) labels = labelsOf(boxes, y + height / 2 + 4);
     for (std::size_t kind = 0; kind < paths.size(); ++kind) {
       if (!paths[kind].empty()) add("<path fill=\"{}\" d=\"{}\"/>\n", kKinds[kind].fill, paths[kind]);
     }
     out_ += labels;
+  }
+
+  // Letter and micro-batch on every slot that is wide enough; thin collectives inside a slot do not split it.
+  static std::string labelsOf(const std::vector<Box>& boxes, double baseline) {
+    constexpr double kThin = 6;
+    std::string labels;
+    for (std::size_t i = 0; i < boxes.size();) {
+      const Span& first = *boxes[i].first;
+      Ns work = boxes[i].end - first.start;
+      std::size_t last = i;
+      double previous = boxes[i].x1;
+      for (std::size_t next = i + 1; next < boxes.size() && boxes[next].x0 - previous < kThin; ++next) {
+        previous = boxes[next].x1;
+        if (sameWork(first, *boxes[next].first)) {
+          work += boxes[next].end - boxes[next].first->start;
+          last = next;
+        } else if (boxes[next].first->kind != TaskKind::TensorComm ||
+                   boxes[next].x1 - boxes[next].x0 > kThin) {
+          break;
+        }
+      }
+      const KindStyle& style = kKinds[static_cast<std::size_t>(first.kind)];
+      const std::string label = first.slot.phase == Phase::Step
+                                    ? std::string(1, style.letter)
+                                    : fmt::format("{}{}", style.letter, first.slot.microbatch);
+      const double width = boxes[last].x1 - boxes[i].x0;
+      if (width >= std::max(kMinLabelWidth, 7.5 * static_cast<double>(label.size()) + 3))
+        fmt::format_to(std::back_inserter(labels),
+                       "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\" fill=\"{}\">{}<title>{} "
+                       "{}</title></text>\n",
+                       boxes[i].x0 + width / 2, baseline, style.ink, label, style.legend,
+                       formatDuration(toSeconds(work)));
+      i = last + 1;
+    }
+    return labels;
   }
 
   // Everything thinner than a column, summed per column.
