@@ -9,16 +9,13 @@
 
 #include <algorithm>
 #include <array>
-#include <barrier>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/measure_cpu.h"
 #include "core/json.h"
 #include "core/units.h"
 #include "executor/cpu/core_speed.h"
@@ -52,36 +49,6 @@ Bytes procKib(const char* path, const std::string& key) {
   return value.empty() ? 0 : Bytes{1024} * std::stoll(value);
 }
 
-// Each thread copies its own pair of arrays, far larger than a cache; a round begins and ends together.
-double measureCopyBandwidth(int threads, Bytes memory_available) {
-  constexpr int kRounds = 5;
-  const Bytes wanted = 128 * kMiB;
-  const Bytes affordable = memory_available / 4 / (2 * threads);
-  const auto size = static_cast<std::size_t>(std::max<Bytes>(kMiB, std::min(wanted, affordable)));
-  std::barrier barrier(threads + 1);
-  std::vector<std::jthread> workers;
-  for (int i = 0; i < threads; ++i) {
-    workers.emplace_back([&barrier, size] {
-      std::vector<char> from(size, 1), to(size, 2);
-      for (int round = 0; round < kRounds; ++round) {
-        barrier.arrive_and_wait();
-        std::memcpy(to.data(), from.data(), size);
-        from[static_cast<std::size_t>(round)] = to[size - 1];  // the copy is used, so it cannot be dropped
-        barrier.arrive_and_wait();
-      }
-    });
-  }
-  double best_s = 1e9;
-  for (int round = 0; round < kRounds; ++round) {
-    barrier.arrive_and_wait();
-    const auto start = std::chrono::steady_clock::now();
-    barrier.arrive_and_wait();
-    best_s =
-        std::min(best_s, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  return 2.0 * static_cast<double>(size) * threads / best_s;
-}
-
 Machine inspectMachine() {
   Machine machine;
   if (const std::string name = procField("/proc/cpuinfo", "model name"); !name.empty()) machine.cpu = name;
@@ -92,7 +59,7 @@ Machine inspectMachine() {
   machine.instruction_set = exec::instructionSet();
   machine.memory_total = procKib("/proc/meminfo", "MemTotal");
   machine.memory_available = procKib("/proc/meminfo", "MemAvailable");
-  machine.copy_bandwidth = measureCopyBandwidth(machine.cores_usable, machine.memory_available);
+  machine.copy_bandwidth = measureCopyBandwidth(machine.cores_usable);
   return machine;
 }
 

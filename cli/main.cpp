@@ -1,5 +1,6 @@
 // bmtrain: one program, one subcommand per file. Data goes to stdout, everything else to stderr; exit codes
 // as in DESIGN.md section 8.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -28,10 +29,14 @@ std::string suggestionFor(const CLI::App& app, const std::string& word) {
   return nearestName(word, names);
 }
 
-int usageError(const CLI::App& app, const CLI::ParseError& error) {
+// `first` is the first word of the command line that is not an option, or empty.
+int usageError(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
   std::string message = error.what();
+  const bool no_command = app.get_subcommands().empty();
+  if (no_command && !first.empty())
+    message = "unknown command '" + first + "'; did you mean '" + suggestionFor(app, first) + "'?";
   const std::vector<std::string> extra = app.remaining(true);
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extra.empty()) {
+  if (!no_command && dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extra.empty()) {
     message =
         "unknown argument '" + extra.front() + "'; did you mean '" + suggestionFor(app, extra.front()) + "'?";
   }
@@ -59,7 +64,9 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    return usageError(app, error);
+    const auto* const word =
+        std::find_if(argv + 1, argv + argc, [](const char* arg) { return arg[0] != '-'; });
+    return usageError(app, error, word == argv + argc ? std::string() : std::string(*word));
   }
   return action();
 }

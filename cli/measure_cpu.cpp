@@ -17,9 +17,9 @@
 
 #include "core/lower.h"
 #include "executor/comm/in_process.h"
+#include "executor/cpu/core_speed.h"
 #include "executor/cpu/cpu_backend.h"
 #include "executor/init.h"
-#include "kernels/cpu/kernels.h"
 #include "simulator/cost_model.h"
 
 namespace bmt::cli {
@@ -401,15 +401,7 @@ double measureTaskOverhead() {
 }
 
 double measurePeakFlops(double seconds) {
-  double best = 0;
-  float sink = 0;
-  const auto begin = Clock::now();
-  for (int i = 0; i < 5 || since(begin) < seconds; ++i) {
-    const auto start = Clock::now();
-    const double done = kernels::cpu::kernels().fmaPeak(2000000, &sink);
-    best = std::max(best, done / since(start));
-  }
-  return best;
+  return exec::measureFmaPeak(seconds);
 }
 
 double measureCopyBandwidth(int threads) {

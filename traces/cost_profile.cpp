@@ -11,8 +11,8 @@ namespace {
 
 constexpr const char* kSchema = "bmtrain.profile/1";
 
-// Assumed where a device has no measurements: shares of the datasheet peaks that well-tuned kernels reach, and the cost of
-// starting a kernel.
+// Assumed where a device has no measurements: shares of the datasheet peaks that well-tuned kernels reach,
+// and the cost of starting a kernel.
 constexpr double kAssumedMatrixEfficiency = 0.6;
 constexpr double kAssumedBandwidthEfficiency = 0.8;
 constexpr double kAssumedLaunch_s = 5e-6;
@@ -25,7 +25,8 @@ OpKind opKindFromString(const std::string& text, const std::string& source) {
 }
 
 CommKind commKindFromString(const std::string& text, const std::string& source) {
-  for (const CommKind kind : {CommKind::AllReduce, CommKind::AllGather, CommKind::ReduceScatter, CommKind::Send, CommKind::Recv}) {
+  for (const CommKind kind :
+       {CommKind::AllReduce, CommKind::AllGather, CommKind::ReduceScatter, CommKind::Send, CommKind::Recv}) {
     if (toString(kind) == text) return kind;
   }
   throw Error(ErrorKind::BadInput, fmt::format("unknown communication kind '{}'", text), source);
@@ -33,7 +34,8 @@ CommKind commKindFromString(const std::string& text, const std::string& source) 
 
 double positive(const Json& json, const char* key, const std::string& source) {
   const double value = jsonNumber(json, key, 0, source);
-  if (!(value >= 0)) throw Error(ErrorKind::BadInput, fmt::format("field '{}': {} is negative", key, value), source);
+  if (!(value >= 0))
+    throw Error(ErrorKind::BadInput, fmt::format("field '{}': {} is negative", key, value), source);
   return value;
 }
 
@@ -66,15 +68,23 @@ std::string profileToJson(const CostProfile& p) {
   json["contention"] = p.contention;
   json["ops"] = Json::array();
   for (const OpFit& fit : p.ops) {
-    json["ops"].push_back({{"kind", std::string(toString(fit.kind))}, {"overhead_s", fit.overhead_s},
-                           {"flops_per_s", fit.flops_per_s}, {"bytes_per_s", fit.bytes_per_s}, {"samples", fit.samples},
-                           {"mean_abs_error_pct", fit.mean_abs_error_pct}, {"max_abs_error_pct", fit.max_abs_error_pct}});
+    json["ops"].push_back({{"kind", std::string(toString(fit.kind))},
+                           {"overhead_s", fit.overhead_s},
+                           {"flops_per_s", fit.flops_per_s},
+                           {"bytes_per_s", fit.bytes_per_s},
+                           {"samples", fit.samples},
+                           {"mean_abs_error_pct", fit.mean_abs_error_pct},
+                           {"max_abs_error_pct", fit.max_abs_error_pct}});
   }
   json["comms"] = Json::array();
   for (const CommFit& fit : p.comms) {
-    json["comms"].push_back({{"kind", std::string(toString(fit.kind))}, {"transport", fit.transport},
-                             {"alpha_s", fit.alpha_s}, {"bytes_per_s", fit.bytes_per_s}, {"samples", fit.samples},
-                             {"mean_abs_error_pct", fit.mean_abs_error_pct}, {"max_abs_error_pct", fit.max_abs_error_pct}});
+    json["comms"].push_back({{"kind", std::string(toString(fit.kind))},
+                             {"transport", fit.transport},
+                             {"alpha_s", fit.alpha_s},
+                             {"bytes_per_s", fit.bytes_per_s},
+                             {"samples", fit.samples},
+                             {"mean_abs_error_pct", fit.mean_abs_error_pct},
+                             {"max_abs_error_pct", fit.max_abs_error_pct}});
   }
   return json.dump(2) + "\n";
 }
@@ -96,9 +106,11 @@ CostProfile profileFromJson(const std::string& text, const std::string& source) 
   p.contention = positive(json, "contention", source);
   const auto list = [&](const char* key) {
     const Json entries = json.contains(key) ? json.at(key) : Json::array();
-    if (!entries.is_array()) throw Error(ErrorKind::BadInput, fmt::format("field '{}': expected a list", key), source);
+    if (!entries.is_array())
+      throw Error(ErrorKind::BadInput, fmt::format("field '{}': expected a list", key), source);
     for (const Json& entry : entries) {
-      if (!entry.is_object()) throw Error(ErrorKind::BadInput, fmt::format("field '{}': expected objects", key), source);
+      if (!entry.is_object())
+        throw Error(ErrorKind::BadInput, fmt::format("field '{}': expected objects", key), source);
     }
     return entries;
   };
@@ -127,13 +139,15 @@ CostProfile profileFromJson(const std::string& text, const std::string& source) 
   return p;
 }
 
-CostProfile loadProfile(const std::string& path) { return profileFromJson(readFile(path), path); }
+CostProfile loadProfile(const std::string& path) {
+  return profileFromJson(readFile(path), path);
+}
 
 CostProfile datasheetProfile(const DeviceSpec& device) {
   CostProfile p;
   p.name = device.name;
-  p.source = fmt::format("datasheet of {} x {:.0f} % (matrix products) and {:.0f} % (memory), assumed", device.name,
-                         100 * kAssumedMatrixEfficiency, 100 * kAssumedBandwidthEfficiency);
+  p.source = fmt::format("datasheet of {} x {:.0f} % (matrix products) and {:.0f} % (memory), assumed",
+                         device.name, 100 * kAssumedMatrixEfficiency, 100 * kAssumedBandwidthEfficiency);
   double peak = 0;
   for (const DType type : {DType::BF16, DType::F16, DType::F32}) {
     if (peak == 0) peak = peakFlops(device, type);
@@ -158,7 +172,9 @@ CostProfile datasheetProfile(const DeviceSpec& device) {
 std::string localProfilePath() {
   const char* const config = std::getenv("XDG_CONFIG_HOME");
   const char* const home = std::getenv("HOME");
-  const std::string base = config != nullptr && *config != '\0' ? config : std::string(home != nullptr ? home : "/root") + "/.config";
+  const std::string base = config != nullptr && *config != '\0'
+                               ? config
+                               : std::string(home != nullptr ? home : "/root") + "/.config";
   return base + "/bmtrain/local-profile.json";
 }
 

@@ -9,8 +9,10 @@
 namespace bmt::trace {
 namespace {
 
-// Solves the normal equations restricted to the columns in `mask` by Gaussian elimination. Empty when singular.
-std::vector<double> solve(const std::vector<double>& a, const std::vector<double>& b, std::size_t n, unsigned mask) {
+// Solves the normal equations restricted to the columns in `mask` by Gaussian elimination. Empty when
+// singular.
+std::vector<double> solve(const std::vector<double>& a, const std::vector<double>& b, std::size_t n,
+                          unsigned mask) {
   std::vector<std::size_t> columns;
   for (std::size_t c = 0; c < n; ++c) {
     if ((mask >> c & 1U) != 0) columns.push_back(c);
@@ -57,11 +59,14 @@ Residuals residuals(const std::vector<double>& a, const std::vector<double>& x, 
   return r;
 }
 
-double inverseOrZero(double x) { return x > 0 ? 1 / x : 0; }
+double inverseOrZero(double x) {
+  return x > 0 ? 1 / x : 0;
+}
 
 }  // namespace
 
-std::vector<double> nonNegativeLeastSquares(const std::vector<double>& a, const std::vector<double>& b, std::size_t n) {
+std::vector<double> nonNegativeLeastSquares(const std::vector<double>& a, const std::vector<double>& b,
+                                            std::size_t n) {
   BMT_CHECK(n >= 1 && n <= 3 && a.size() == b.size() * n, "one row of n <= 3 figures per sample");
   // Columns of very different sizes (seconds per FLOP beside seconds) are scaled to unit length first.
   std::vector<double> scaled = a, length(n, 0);
@@ -97,7 +102,12 @@ OpFit fitOp(OpKind kind, const std::vector<OpSample>& samples) {
   }
   const std::vector<double> x = nonNegativeLeastSquares(a, ones, 3);
   const Residuals r = residuals(a, x, 3);
-  return {kind, x[0], inverseOrZero(x[1]), inverseOrZero(x[2]), static_cast<std::int64_t>(samples.size()), r.mean_pct,
+  return {kind,
+          x[0],
+          inverseOrZero(x[1]),
+          inverseOrZero(x[2]),
+          static_cast<std::int64_t>(samples.size()),
+          r.mean_pct,
           r.max_pct};
 }
 
@@ -110,7 +120,8 @@ CommFit fitComm(CommKind kind, const std::string& transport, const std::vector<C
   }
   const std::vector<double> x = nonNegativeLeastSquares(a, ones, 2);
   const Residuals r = residuals(a, x, 2);
-  return {kind, transport, x[0], inverseOrZero(x[1]), static_cast<std::int64_t>(samples.size()), r.mean_pct, r.max_pct};
+  return {kind,       transport, x[0], inverseOrZero(x[1]), static_cast<std::int64_t>(samples.size()),
+          r.mean_pct, r.max_pct};
 }
 
 }  // namespace bmt::trace

@@ -1,5 +1,5 @@
-// Fits cost constants to measured samples: non-negative least squares on relative errors, so that small and large shapes
-// count alike.
+// Fits cost constants to measured samples: non-negative least squares on relative errors, so that small and
+// large shapes count alike.
 #pragma once
 
 #include <vector>
@@ -16,14 +16,16 @@ struct OpSample {
 OpFit fitOp(OpKind kind, const std::vector<OpSample>& samples);
 
 struct CommSample {
-  double steps = 0;         // algorithm steps
-  double bytes = 0;         // sent per rank
+  double steps = 0;  // algorithm steps
+  double bytes = 0;  // sent per rank
   double seconds = 0;
 };
 // t = steps * alpha + bytes / bandwidth
 CommFit fitComm(CommKind kind, const std::string& transport, const std::vector<CommSample>& samples);
 
-// x >= 0 that minimises |A x - b|, rows of A given one after the other (n columns); exact by trying all supports (n <= 3).
-std::vector<double> nonNegativeLeastSquares(const std::vector<double>& a, const std::vector<double>& b, std::size_t n);
+// x >= 0 that minimises |A x - b|, rows of A given one after the other (n columns); exact by trying all
+// supports (n <= 3).
+std::vector<double> nonNegativeLeastSquares(const std::vector<double>& a, const std::vector<double>& b,
+                                            std::size_t n);
 
 }  // namespace bmt::trace

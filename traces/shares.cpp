@@ -44,7 +44,7 @@ Shares stepShares(const Trace& trace) {
   Shares shares;
   if (trace.num_ranks == 0 || trace.step_time <= 0) return shares;
   std::vector<std::vector<Interval>> compute(static_cast<std::size_t>(trace.num_ranks)), blocking = compute,
-                                                                                        side = compute;
+                                                                                         side = compute;
   std::vector<RankId> ids;
   for (const Span& span : trace.spans) {
     if (ids.empty() || ids.back() != span.rank) ids.push_back(span.rank);
@@ -52,7 +52,8 @@ Shares stepShares(const Trace& trace) {
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   for (const Span& span : trace.spans) {
-    const auto rank = static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), span.rank) - ids.begin());
+    const auto rank =
+        static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), span.rank) - ids.begin());
     const bool comm = span.kind == TaskKind::TensorComm || span.kind == TaskKind::DataComm;
     if (span.lane == Lane::Compute) {
       (comm ? blocking : compute)[rank].emplace_back(span.start, span.end);

@@ -118,7 +118,8 @@ class Drawing {
       range_ = std::max(range_, end - begin);
     }
     plot_width_ = style.width - kLeft - kRight;
-    per_pixel_ = static_cast<double>(range_) / plot_width_;
+    per_pixel_ =
+        static_cast<double>(std::max<Ns>(1, range_)) / plot_width_;  // an empty trace is an empty picture
   }
 
   std::string draw() {
@@ -263,7 +264,6 @@ class Drawing {
     std::string labels;
     for (const Box& box : boxes) {
       if (box.x1 - box.x0 < column_) continue;
-      const KindStyle& style = kKinds[static_cast<std::size_t>(box.first->kind)];
       // A hair of background between neighbours, so that equal colours stay apart.
       const double width = box.x1 - box.x0 > 3 ? box.x1 - box.x0 - 0.5 : box.x1 - box.x0;
       appendBox(paths[static_cast<std::size_t>(box.first->kind)], box.x0, box.x0 + width, y, height);

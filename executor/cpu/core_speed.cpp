@@ -11,14 +11,18 @@ std::string instructionSet() {
   return kernels::cpu::kernels().name;
 }
 
-double measureFmaPeak() {
+double measureFmaPeak(double seconds) {
   using Clock = std::chrono::steady_clock;
+  const auto since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
   double best = 0;
   float sink = 0;
-  for (int repeat = 0; repeat < 20; ++repeat) {
+  const Clock::time_point begin = Clock::now();
+  for (int round = 0; round < 5 || since(begin) < seconds; ++round) {
     const Clock::time_point start = Clock::now();
     const double flops = kernels::cpu::kernels().fmaPeak(2000000, &sink);
-    best = std::max(best, flops / std::chrono::duration<double>(Clock::now() - start).count());
+    best = std::max(best, flops / since(start));
   }
   return best;
 }

@@ -10,7 +10,7 @@ namespace bmt::exec {
 // kernels/cpu/kernels.h).
 std::string instructionSet();
 
-// FLOP/s of one core in a loop of fused multiply-adds on registers; best of several rounds.
-double measureFmaPeak();
+// FLOP/s of one core in a loop of fused multiply-adds on registers; best round within about `seconds`.
+double measureFmaPeak(double seconds);
 
 }  // namespace bmt::exec

@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(
                     BadUse{"UnknownFlag", {"models", "--jsn"}, {"'--jsn'", "'--json'"}},
                     BadUse{"UnknownModel", {"models", "gpt2-124x"}, {"gpt2-124x"}},
                     BadUse{"MissingModelFile", {"models", "/no/such/model.json"}, {"/no/such/model.json"}}),
-    [](const testing::TestParamInfo<BadUse>& info) { return info.param.name; });
+    [](const testing::TestParamInfo<BadUse>& test) { return test.param.name; });
 
 TEST(Usage, CorruptModelFileNamesFileAndPlace) {
   const test::TemporaryFolder folder;

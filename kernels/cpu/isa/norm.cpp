@@ -40,7 +40,8 @@ BMT_INLINE void put(float* p, Int j, Int n, Vec v) {
     storePart(p + j, v, n);
   }
 }
-// f(offset, lanes) over [0, c) in vectors, explicitly: the compiler gives up on loops over this many pointers that may alias.
+// f(offset, lanes) over [0, c) in vectors, explicitly: the compiler gives up on loops over this many pointers
+// that may alias.
 template <typename F>
 BMT_INLINE void forEach(Int c, F f) {
   Int j = 0;

@@ -75,7 +75,8 @@ BMT_INLINE Vec expOf(Vec x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  // 2^n from the integer's bits, moved to the exponent. Multiplied, not added to the bits of p, so that NaN stays NaN.
+  // 2^n from the integer's bits, moved to the exponent. Multiplied, not added to the bits of p, so that NaN
+  // stays NaN.
   const Vec result = p * (Vec)(((VecI)shifted << 23) + 0x3f800000);
   return underflow ? Vec{} : result;
 }
