@@ -343,7 +343,7 @@ TEST(TimelineSvg, AnEmptyTraceIsAnEmptyPicture) {
   const Trace empty;
   const std::string svg = timelineSvg({&empty});
   EXPECT_TRUE(svg.ends_with("</svg>\n"));
-  EXPECT_FALSE(contains(svg, "nan") || contains(svg, "inf"));
+  EXPECT_FALSE(contains(svg, "nan") || contains(svg, "inf")) << svg;
 }
 
 }  // namespace
