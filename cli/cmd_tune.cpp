@@ -41,7 +41,9 @@ sim::SearchOptions searchOptions(const Globals& globals, const Options& o, const
       throw Error(ErrorKind::BadInput,
                   fmt::format("--limit '{}': expected memory=SHARE, such as memory=0.8", o.limit));
     try {
-      s.memory_limit = std::stod(o.limit.substr(7));
+      std::size_t used = 0;
+      s.memory_limit = std::stod(o.limit.substr(7), &used);
+      if (used != o.limit.size() - 7) s.memory_limit = -1;  // "0.8x", "80%"
     } catch (const std::exception&) {
       s.memory_limit = -1;
     }

@@ -46,12 +46,15 @@ void fillMemory(Report& report, const TaskGraph& graph, const ClusterSpec& clust
     report.memory.push_back(stage);
     report.peak_memory = std::max(report.peak_memory, stage.total);
   }
-  report.fits = report.peak_memory <= report.device_memory;
+  report.memory_share = static_cast<double>(report.peak_memory) / static_cast<double>(report.device_memory);
+  report.fits = report.memory_share <= 1;
   // Ranks on a CPU share their node's memory.
   if (node.device.kind == DeviceKind::Cpu && graph.selection == RankSelection::All) {
     Bytes most = 0;
     for (const auto& [index, bytes] : per_node) most = std::max(most, bytes);
-    report.fits = most <= node.device.memory * node.devices_per_node;
+    report.memory_share =
+        static_cast<double>(most) / static_cast<double>(node.device.memory * node.devices_per_node);
+    report.fits = report.memory_share <= 1;
   }
 }
 
@@ -127,6 +130,14 @@ double modelFlopsPerStep(const ModelSpec& model, const Plan& plan, bool causal) 
   return tokens * (6 * matrix + (causal ? 6 : 12) * attention);
 }
 
+double hardwareFlopsPerStep(const ModelSpec& model, const Plan& plan) {
+  const double flops = modelFlopsPerStep(model, plan, false);
+  if (plan.recompute != Recompute::Full) return flops;
+  const double tokens = static_cast<double>(plan.global_batch * model.seq_len);
+  const double head = 6 * tokens * static_cast<double>(model.vocab) * static_cast<double>(model.d_model);
+  return head + (flops - head) * 4 / 3;
+}
+
 Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan,
                         const trace::CostProfile& profile, RankSelection selection, Granularity granularity) {
   const auto start = std::chrono::steady_clock::now();
@@ -159,7 +170,7 @@ Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, cons
   if (peak > 0) {
     r.mfu = flops_per_device_s / peak;
     r.mfu_causal = modelFlopsPerStep(model, plan, true) / r.step_time_s / devices / peak;
-    r.hfu = r.mfu * (plan.recompute == Recompute::Full ? 4.0 / 3.0 : 1.0);
+    r.hfu = hardwareFlopsPerStep(model, plan) / r.step_time_s / devices / peak;
     if (r.mfu_causal > 1)
       throw Error(
           ErrorKind::BadInput,
@@ -178,8 +189,12 @@ Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, cons
   r.num_events = played.num_events;
   r.warnings = costs.warnings();
   if (!r.fits)
-    r.warnings.push_back(fmt::format("does not fit: the worst device needs {} of {}",
-                                     formatBytes(r.peak_memory), formatBytes(r.device_memory)));
+    r.warnings.push_back(node.device.kind == DeviceKind::Cpu
+                             ? fmt::format("does not fit: the ranks of one node need {:.0f} % of its {}",
+                                           100 * r.memory_share,
+                                           formatBytes(r.device_memory * node.devices_per_node))
+                             : fmt::format("does not fit: the worst device needs {} of {}",
+                                           formatBytes(r.peak_memory), formatBytes(r.device_memory)));
   result.trace = std::move(played.trace);
   r.simulate_wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;

@@ -36,6 +36,8 @@ struct Report {
   double mfu = 0, mfu_causal = 0, hfu = 0;
   trace::Shares shares;
   Bytes peak_memory = 0, device_memory = 0;
+  double memory_share =
+      0;  // peak over what is there: of the worst device, or of the CPU node its ranks share
   std::vector<StageMemory> memory;
   std::vector<AxisComm> comm;
   std::vector<std::pair<std::string, double>> critical_path;  // seconds by cause; adds up to the step
@@ -58,6 +60,8 @@ Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, cons
 // with the head (Narayanan et al. 2021 count the logit layer, not the look-up); `causal` halves the attention
 // term.
 double modelFlopsPerStep(const ModelSpec& model, const Plan& plan, bool causal);
+// The same with the layers' second forward under full recompute (the head is not recomputed).
+double hardwareFlopsPerStep(const ModelSpec& model, const Plan& plan);
 
 std::string reportToJson(const Report& report);
 std::string reportToText(const Report& report);

@@ -99,10 +99,7 @@ SearchResult search(const ModelSpec& model, const ClusterSpec& cluster, const tr
           outcome.report =
               simulatePlan(model, cluster, plans[i], profile, RankSelection::Folded, Granularity::Stage)
                   .report;
-          const auto limit =
-              static_cast<Bytes>(o.memory_limit * static_cast<double>(outcome.report->device_memory));
-          if (!outcome.report->fits || outcome.report->peak_memory > limit)
-            outcome.rejected = "does not fit in memory";
+          if (outcome.report->memory_share > o.memory_limit) outcome.rejected = "does not fit in memory";
         }
       } catch (...) {
         const std::lock_guard lock(mutex);

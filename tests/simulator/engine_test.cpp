@@ -241,6 +241,13 @@ TEST(Report, ModelFlopsOf175B) {
   plan.global_batch = 1536;
   EXPECT_NEAR(modelFlopsPerStep(loadModel("megatron-175b"), plan, false) / 3.386e18, 1.0, 2e-3);
   EXPECT_NEAR(modelFlopsPerStep(loadModel("megatron-175b"), plan, true) / 3.341e18, 1.0, 2e-3);
+  // The same source with full recompute: 96 B s L h^2 (1 + s/6h + V/16Lh) = 4.511e18; the head runs once.
+  plan.recompute = Recompute::Full;
+  const ModelSpec model = loadModel("megatron-175b");
+  EXPECT_NEAR(hardwareFlopsPerStep(model, plan) / 4.511e18, 1.0, 2e-3);
+  const double head = 6.0 * 1536 * static_cast<double>(model.seq_len * model.vocab * model.d_model);
+  EXPECT_NEAR(hardwareFlopsPerStep(model, plan), modelFlopsPerStep(model, plan, false) * 4 / 3 - head / 3,
+              1e6);
 }
 
 TEST(CostModel, CollectiveShapesMatchTheClosedForms) {
