@@ -78,7 +78,7 @@ TEST_P(Train, ARankThatDiesEndsAllAndIsNamedWithTheTask) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Communicators, Train, testing::Values("threads", "mpi"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& test) { return std::string(test.param); });
 
 }  // namespace
 }  // namespace bmt
