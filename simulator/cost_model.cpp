@@ -10,9 +10,6 @@
 namespace bmt::sim {
 namespace {
 
-// Used for communication that a CPU profile has not measured.
-constexpr double kAssumedThreadAlpha_s = 5e-6, kAssumedThreadBandwidth = 4e9;
-
 bool samePeer(CommKind kind) {
   return kind == CommKind::Send || kind == CommKind::Recv;
 }
@@ -118,10 +115,11 @@ double CostModel::collectiveSeconds(CommKind kind, GroupKind, double bytes, std:
     // Fitted kinds cover what the communicator does; a receive is measured as a send.
     const CommKind fitted = kind == CommKind::Recv ? CommKind::Send : kind;
     const trace::CommFit* const fit = trace::findComm(profile_, fitted, "threads");
-    const double alpha = fit != nullptr ? fit->alpha_s : kAssumedThreadAlpha_s;
-    const double bandwidth =
-        fit != nullptr && fit->bytes_per_s > 0 ? fit->bytes_per_s : kAssumedThreadBandwidth;
-    return shape.steps * alpha + shape.bytes / bandwidth;
+    if (fit == nullptr || !(fit->bytes_per_s > 0))
+      throw Error(ErrorKind::BadInput,
+                  fmt::format("has no cost for {} between threads; calibrate again", toString(fitted)),
+                  "profile " + profile_.name);
+    return shape.steps * fit->alpha_s + shape.bytes / fit->bytes_per_s;
   }
   const NodeGroup& node = cluster_.groups.front();
   std::int32_t first = cluster_.nodeOf(members.front()), in_first = 0;
