@@ -36,6 +36,12 @@ int run(const Globals& globals, const Options& o) {
       throw Error(ErrorKind::BadInput,
                   fmt::format("--pp {} --microbatches {} --chunks {}: expected 1..4096, 1..65536, 1..256",
                               o.pp, o.microbatches, o.chunks));
+    constexpr std::int64_t kMaxSlots = 4'000'000;
+    const std::int64_t slots = std::int64_t{2} * o.pp * o.microbatches * o.chunks;
+    if (slots > kMaxSlots)
+      throw Error(ErrorKind::BadInput,
+                  fmt::format("--pp {} --microbatches {} --chunks {}: {} slots, at most {} are drawn", o.pp,
+                              o.microbatches, o.chunks, slots, kMaxSlots));
     const bool interleaved = plan.schedule == ScheduleKind::Interleaved;
     if (interleaved && (o.chunks < 2 || o.microbatches % o.pp != 0))
       throw Error(

@@ -24,6 +24,8 @@ class HfConfig {
     return null(key) ? fallback : jsonString(json_, key, fallback, source_);
   }
   [[noreturn]] void refuse(const std::string& what) const { throw Error(ErrorKind::BadInput, what, source_); }
+  bool absent(const char* key) const { return !json_.contains(key); }
+  bool present(const char* key) const { return json_.contains(key) && !null(key); }
 
  private:
   bool null(const char* key) const { return json_.contains(key) && json_.at(key).is_null(); }
@@ -73,6 +75,13 @@ ModelSpec llamaLike(const HfConfig& c, const std::string& type) {
   m.gated_mlp = true;
   m.norm_eps = c.number("rms_norm_eps", 1e-6);
   m.rope_theta = c.number("rope_theta", 10000);
+  // Both change which positions attend to which, or at what angle; their cost is that of plain attention or
+  // less.
+  const std::int64_t window =
+      c.integer("sliding_window", mistral && c.absent("sliding_window") ? 4096 : m.seq_len);
+  if (c.boolean("use_sliding_window", mistral) && window < m.seq_len)
+    m.not_executed = fmt::format("sliding_window {} below the sequence length {}", window, m.seq_len);
+  if (c.present("rope_scaling")) m.not_executed = "rope_scaling";
   m.tied_embedding = c.boolean("tie_word_embeddings", false);
   m.qkv_bias = qwen || c.boolean("attention_bias", false);
   m.attn_out_bias = !qwen && c.boolean("attention_bias", false);

@@ -10,7 +10,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
+#include <vector>
 
 namespace bmt {
 namespace fs = std::filesystem;
@@ -62,8 +64,18 @@ void syncFolderOf(const std::string& path) {
 }  // namespace
 
 Json parseJson(const std::string& text, const std::string& source) {
+  // Of two equal keys the library keeps the last without a word; for a plan that is a wrong run.
+  std::vector<std::set<std::string>> keys;  // of every open object
+  const auto check = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
+      throw Error(ErrorKind::BadInput,
+                  fmt::format("field '{}' is given twice in one object", parsed.get<std::string>()), source);
+    return true;
+  };
   try {
-    return Json::parse(text);
+    return Json::parse(text, check);
   } catch (const Json::parse_error& error) {
     const std::size_t at = std::min(error.byte == 0 ? 0 : error.byte - 1, text.size());
     const auto line = std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n') + 1;

@@ -116,6 +116,7 @@ std::string modelToJson(const ModelSpec& m) {
   json["embedding_norm"] = m.embedding_norm;
   json["norm_eps"] = m.norm_eps;
   json["rope_theta"] = m.rope_theta;
+  if (!m.not_executed.empty()) json["not_executed"] = m.not_executed;
   json["published_params"] = m.published_params;
   return json.dump(2) + "\n";
 }
@@ -153,6 +154,7 @@ ModelSpec modelFromJson(const std::string& text, const std::string& source) {
   m.embedding_norm = jsonBool(json, "embedding_norm", false, source);
   m.norm_eps = jsonNumber(json, "norm_eps", 1e-5, source);
   m.rope_theta = jsonNumber(json, "rope_theta", 10000, source);
+  m.not_executed = jsonString(json, "not_executed", "", source);
   m.published_params = jsonInt(json, "published_params", 0, source);
   throwIfAny(validateModel(m), source);
   return m;

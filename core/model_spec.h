@@ -38,6 +38,8 @@ struct ModelSpec {
   bool embedding_norm = false;  // BLOOM: LayerNorm right after the token embedding
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
+  // Something the model does that is simulated but not executed ("rope_scaling llama3"); empty = nothing.
+  std::string not_executed;
   std::int64_t published_params = 0;  // 0 = unknown; as stated by the model's authors or its weight files
 
   bool operator==(const ModelSpec&) const = default;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <set>
@@ -118,9 +119,12 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
   if (key == "order") plan.order = value;
   if (key == "layers") {
     plan.layers_per_stage.clear();
-    std::istringstream parts(value);
-    std::string part;
-    while (std::getline(parts, part, '/')) plan.layers_per_stage.push_back(degree(key, parseInt(key, part)));
+    for (std::size_t begin = 0;
+         begin <= value.size();) {  // a trailing '/' leaves an empty part, which is no number
+      const std::size_t end = std::min(value.find('/', begin), value.size());
+      plan.layers_per_stage.push_back(degree(key, parseInt(key, value.substr(begin, end - begin))));
+      begin = end + 1;
+    }
   }
 }
 
@@ -129,7 +133,9 @@ void checkKey(const std::string& key) {
     if (key == known) return;
   }
   for (const std::string& later : kLaterKeys) {
-    if (key == later) fail("plan." + key, "is not supported by this version");
+    if (key == later)
+      fail("plan." + key,
+           fmt::format("is not supported by this version; supported: {}", fmt::join(kKeys, ", ")));
   }
   fail("plan." + key, fmt::format("unknown key; the nearest is '{}'", nearestName(key, kKeys)));
 }
@@ -214,15 +220,15 @@ Plan planFromJson(const std::string& text, const std::string& source) {
   const std::string schema = jsonString(json, "schema", kSchema, source);
   if (schema != kSchema) fail(source, fmt::format("schema is '{}', expected '{}'", schema, kSchema));
   Plan plan;
+  if (json.contains("overlap-grad") && json.contains("no-overlap-grad"))
+    fail(source, "has both 'overlap-grad' and 'no-overlap-grad'; keep one");
   for (const auto& [key, value] : json.items()) {
     if (key == "schema") continue;
     checkKey(key);
     if (key == "layers") {
       if (!value.is_array()) fail(source, "field 'layers': expected a list of whole numbers");
-      for (const Json& count : value) {
-        if (!count.is_number_integer()) fail(source, "field 'layers': expected a list of whole numbers");
-        plan.layers_per_stage.push_back(count.get<std::int64_t>());
-      }
+      for (const Json& count : value)
+        plan.layers_per_stage.push_back(degree(key, parseInt(key, count.dump())));
       continue;
     }
     if (value.is_boolean()) {

@@ -57,19 +57,17 @@ class Checker {
   }
 
   void ranks() {
-    const std::int64_t product = std::int64_t{plan_.dp} * plan_.tp * plan_.cp;
-    const std::int64_t devices = cluster_.numDevices();
-    // Each factor is below 2^24; divide instead of multiplying all four.
-    if (product > devices || product * plan_.pp != devices) {
-      const std::int64_t others = std::int64_t{plan_.tp} * plan_.cp * plan_.pp;
+    // In double: four factors of 2^24 overflow an integer, and small products are exact.
+    const double others = double{1} * plan_.tp * plan_.cp * plan_.pp, ranks = others * plan_.dp;
+    const std::int32_t devices = cluster_.numDevices();
+    if (ranks != devices) {
       std::string nearest;
-      if (others > 0 && others <= devices && devices % others == 0)
-        nearest = fmt::format("; nearest: dp={}", devices / others);
+      if (others <= devices && devices % static_cast<std::int32_t>(others) == 0)
+        nearest = fmt::format("; nearest: dp={}", devices / static_cast<std::int32_t>(others));
       issues_.push_back(
           {"plan",
-           fmt::format("dp {} x tp {} x pp {} x cp {} = {} ranks, but the cluster {} has {} devices{}",
-                       plan_.dp, plan_.tp, plan_.pp, plan_.cp, product * plan_.pp, cluster_.name, devices,
-                       nearest)});
+           fmt::format("dp {} x tp {} x pp {} x cp {} = {:.0f} ranks, but the cluster {} has {} devices{}",
+                       plan_.dp, plan_.tp, plan_.pp, plan_.cp, ranks, cluster_.name, devices, nearest)});
     }
     if (plan_.cp != 1) add("cp", fmt::format("{} is not supported by this version; supported: 1", plan_.cp));
     if (plan_.ep != 1) add("ep", fmt::format("{} is not supported by this version; supported: 1", plan_.ep));
@@ -115,11 +113,14 @@ class Checker {
 
   void pipeline() {
     const std::int64_t stages = std::int64_t{plan_.pp} * plan_.chunks;
-    if (model_.layers < stages)
-      add(plan_.chunks > 1 ? "chunks" : "pp",
+    if (model_.layers < stages) {
+      // Fewer chunks where at least two remain (interleaving needs them), otherwise fewer stages.
+      const bool fewer_chunks = plan_.chunks > 1 && model_.layers / plan_.pp >= 2;
+      add(fewer_chunks ? "chunks" : "pp",
           fmt::format("pp {} x chunks {} = {} stages, but the model has {} layers; nearest legal value: {}",
                       plan_.pp, plan_.chunks, stages, model_.layers,
-                      std::max<std::int64_t>(1, model_.layers / (plan_.chunks > 1 ? plan_.pp : 1))));
+                      std::max<std::int64_t>(1, model_.layers / (fewer_chunks ? plan_.pp : plan_.chunks))));
+    }
     if (!plan_.layers_per_stage.empty()) {
       const auto& layers = plan_.layers_per_stage;
       if (static_cast<std::int64_t>(layers.size()) != stages)
@@ -153,6 +154,11 @@ class Checker {
       add("zero", fmt::format("{} is not supported by this version; supported: 0, 1", plan_.zero));
     if (plan_.bucket < 1) add("bucket", fmt::format("{} bytes is not positive", plan_.bucket));
     if (plan_.loss_chunk < 0) add("loss-chunk", fmt::format("{} is negative", plan_.loss_chunk));
+    const std::int64_t tokens = plan_.micro_batch * model_.seq_len;
+    if (plan_.loss_chunk > tokens)
+      add("loss-chunk",
+          fmt::format("{} rows are more than the {} tokens of a micro-batch; nearest legal value: {}",
+                      plan_.loss_chunk, tokens, tokens));
     if (model_.position == PositionKind::Learned && model_.seq_len > model_.max_positions)
       issues_.push_back({"model.seq_len", fmt::format("{} is more than the {} learned positions",
                                                       model_.seq_len, model_.max_positions)});

@@ -97,17 +97,35 @@ TEST(Lower, OneFOneBKeepsAtMostPMinusStageMicrobatches) {
   }
 }
 
-TEST(Verify, NamesTheTaskThatDeadlocks) {
+TaskGraph twoStageGraph() {
   Case c = randomCase(1, 1);
   c.model.layers = 2;
   c.plan = planFromText("pp=2,mb=1,gb=2");
-  c.cluster = localCluster(2);
-  TaskGraph graph = lower(c.model, c.cluster, c.plan, RankSelection::All, Granularity::Layer);
+  return lower(c.model, localCluster(2), c.plan, RankSelection::All, Granularity::Layer);
+}
+
+TEST(Verify, NamesCommunicationThatNobodyAnswers) {
+  TaskGraph graph = twoStageGraph();
   for (Comm& comm : graph.ranks[1].comms) {
     if (comm.kind == CommKind::Recv) comm.seq += 100;
   }
   const std::string text = formatIssues(verify(graph));
   EXPECT_NE(text.find("its group has [0 1]"), std::string::npos) << text;
+}
+
+TEST(Verify, NamesTheTasksThatDeadlock) {
+  // Stage 1 asks for micro-batch 1 first, stage 0 sends micro-batch 0 first: each lane waits for the other.
+  TaskGraph graph = twoStageGraph();
+  std::vector<Comm*> receives;
+  for (Comm& comm : graph.ranks[1].comms) {
+    if (comm.kind == CommKind::Recv) receives.push_back(&comm);
+  }
+  ASSERT_EQ(receives.size(), 2U);
+  std::swap(receives[0]->seq, receives[1]->seq);
+  const std::string text = formatIssues(verify(graph));
+  EXPECT_NE(text.find("rank 0"), std::string::npos) << text;
+  EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
+  EXPECT_NE(text.find("deadlock"), std::string::npos) << text;
 }
 
 TEST(Verify, FindsMemoryReusedTooEarly) {
