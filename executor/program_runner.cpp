@@ -6,6 +6,11 @@
 #include "core/error.h"
 
 namespace bmt::exec {
+namespace {
+
+constexpr int kPoison = 0xFF;  // four of them are a NaN, and no computed float
+
+}  // namespace
 
 ProgramRunner::ProgramRunner(const TaskGraph& graph, const RankProgram& program, Backend& backend,
                              Communicator& communicator, MidStep mid_step)
@@ -27,7 +32,6 @@ void* ProgramRunner::data(BufferId buffer) const {
 void* ProgramRunner::resolve(const Arg& arg) {
   if (arg.buffer < 0) return nullptr;
   const Buffer& buffer = program_.buffers[static_cast<std::size_t>(arg.buffer)];
-  high_water_ = std::max(high_water_, roundUp(buffer.offset + buffer.bytes, kArenaAlignment));
   return arena_ + buffer.offset + arg.offset;
 }
 
@@ -81,10 +85,6 @@ void ProgramRunner::capture(const MidStep& mid_step) {
     backend_.record(task.lane, endEvent(t));
   }
   backend_.endCapture();
-  for (const Buffer& buffer : program_.buffers) {
-    if (buffer.persistent)
-      high_water_ = std::max(high_water_, roundUp(buffer.offset + buffer.bytes, kArenaAlignment));
-  }
 }
 
 std::vector<trace::Span> ProgramRunner::spans() const {
@@ -138,12 +138,24 @@ std::vector<Bytes> ProgramRunner::commBytes() const {
   return bytes;
 }
 
-void ProgramRunner::poison() {
-  Bytes first = 0;
+Bytes ProgramRunner::persistentEnd() const {
+  Bytes end = 0;
   for (const Buffer& buffer : program_.buffers) {
-    if (buffer.persistent) first = std::max(first, roundUp(buffer.offset + buffer.bytes, kArenaAlignment));
+    if (buffer.persistent) end = std::max(end, roundUp(buffer.offset + buffer.bytes, kArenaAlignment));
   }
-  std::memset(arena_ + first, 0xFF, static_cast<std::size_t>(program_.arena - first));  // all bits set: NaN
+  return end;
+}
+
+void ProgramRunner::poison() {
+  const Bytes first = persistentEnd();
+  std::memset(arena_ + first, kPoison, static_cast<std::size_t>(program_.arena - first));
+}
+
+Bytes ProgramRunner::touchedHighWater() const {
+  const Bytes first = persistentEnd();
+  Bytes end = program_.arena;
+  while (end > first && static_cast<unsigned char>(arena_[end - 1]) == kPoison) --end;
+  return roundUp(end, kArenaAlignment);
 }
 
 }  // namespace bmt::exec

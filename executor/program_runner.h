@@ -37,18 +37,21 @@ class ProgramRunner {
 
   // Spans of the last step; times are absolute (Backend::now).
   std::vector<trace::Span> spans() const;
-  // Highest arena byte that any captured operation touches; equals program.arena.
-  Bytes highWater() const { return high_water_; }
+  // Highest arena byte written since poison(), rounded up to kArenaAlignment: the measured twin of
+  // program.arena.
+  Bytes touchedHighWater() const;
   // Bytes that this rank sends per step, by TaskKind: an all-reduce sends 2 (n - 1) / n of its buffer, a
   // gather or scatter (n - 1) / n (Patarasuk and Yuan 2009).
   std::vector<Bytes> commBytes() const;
-  // Fills everything that is not persistent with NaN, so that a wrong lifetime shows (tests).
+  // Fills everything that is not persistent with NaN, so that a wrong lifetime shows and touched memory can
+  // be told.
   void poison();
 
  private:
   void capture(const MidStep& mid_step);
   void captureOps(const Task& task);
   void* resolve(const Arg& arg);
+  Bytes persistentEnd() const;  // persistent buffers lie below
   EventId startEvent(TaskId task) const { return 2 * task; }
   EventId endEvent(TaskId task) const { return 2 * task + 1; }
 
@@ -57,7 +60,6 @@ class ProgramRunner {
   Backend& backend_;
   Communicator& communicator_;
   char* arena_ = nullptr;
-  Bytes high_water_ = 0;
 };
 
 }  // namespace bmt::exec

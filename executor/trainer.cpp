@@ -135,7 +135,7 @@ class RankThread {
       }
     }
     const std::lock_guard lock(shared_.mutex);
-    shared_.result.peak_memory[index_] = runner_.highWater();
+    shared_.result.peak_memory[index_] = high_water_;
     const std::vector<Bytes> bytes = runner_.commBytes();
     for (std::size_t kind = 0; kind < bytes.size(); ++kind) shared_.result.comm_bytes[kind] += bytes[kind];
   }
@@ -159,7 +159,7 @@ class RankThread {
   StepReport oneStep(std::int64_t step) {
     const TrainOptions& o = shared_.options;
     const Plan& plan = shared_.graph.plan;
-    if (o.poison) runner_.poison();
+    if (o.poison || step == 0) runner_.poison();  // the first step also measures how much memory is touched
     const std::int64_t per_replica = plan.global_batch / plan.dp;
     const std::int64_t begin = program_.coord.dp * per_replica;
     if (program_.tokens >= 0 || program_.targets >= 0)
@@ -186,6 +186,7 @@ class RankThread {
     StepReport report;
     report.step = step;
     report.seconds = toSeconds(backend_.now() - start);
+    if (step == 0) high_water_ = runner_.touchedHighWater();
     report.lr = learningRate(o, step);
     report.loss = scalars[layout.result(ScalarLayout::kLoss)];
     report.grad_norm = scalars[layout.result(ScalarLayout::kGradNorm)];
@@ -211,6 +212,7 @@ class RankThread {
   const RankProgram& program_;
   std::size_t index_;
   std::int64_t step_ = 0;
+  Bytes high_water_ = 0;
   double cpu_seconds_per_step_ = 0;
   CpuBackend backend_;
   std::unique_ptr<Communicator> communicator_;
@@ -316,6 +318,10 @@ void requireExecutable(const TaskGraph& graph) {
   if (graph.model.position == PositionKind::Alibi)
     throw Error(ErrorKind::BadInput, "ALiBi models are simulated but not executed in this version",
                 graph.model.name);
+  if (!graph.model.not_executed.empty())
+    throw Error(ErrorKind::BadInput,
+                graph.model.not_executed + " is simulated but not executed in this version",
+                graph.model.name);
   throwIfAny(verify(graph), "the lowered programs");
   requireMemory(graph);
 }
@@ -359,6 +365,8 @@ TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, con
     final_state->gradients = values(std::move(gradients));
   }
   shared.result.trace = medianTrace(graph, std::move(shared.traced));
+  shared.result.trace.peak_memory =
+      *std::max_element(shared.result.peak_memory.begin(), shared.result.peak_memory.end());
   shared.result.peak_rss = peakRss();
   return std::move(shared.result);
 }
@@ -462,6 +470,7 @@ TrainResult trainProcess(const TaskGraph& graph, MpiWorld& mpi, const BatchSourc
   }
   for (auto& spans : traced) setCommonStarts(graph, spans);
   result.trace = medianTrace(graph, std::move(traced));
+  result.trace.peak_memory = *std::max_element(result.peak_memory.begin(), result.peak_memory.end());
   return result;
 }
 

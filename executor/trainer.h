@@ -42,7 +42,7 @@ struct TrainOptions {
 
 struct TrainResult {
   std::vector<StepReport> steps;
-  std::vector<Bytes> peak_memory;   // per rank: highest arena byte that was used
+  std::vector<Bytes> peak_memory;   // per rank: highest arena byte written in the first step
   std::vector<Bytes> comm_bytes;    // by TaskKind, sum over ranks, one step
   trace::Trace trace;               // of the median traced step
   double cpu_seconds_per_step = 0;  // all threads of the process, first two steps excluded

@@ -326,6 +326,7 @@ class Engine {
     t.plan = planToText(graph_.plan);
     t.num_ranks = static_cast<std::int32_t>(graph_.ranks.size());
     t.stages = graph_.plan.pp;
+    for (const RankProgram& program : graph_.ranks) t.peak_memory = std::max(t.peak_memory, program.arena);
     std::unordered_map<std::string, std::uint32_t> names;
     for (std::size_t r = 0; r < graph_.ranks.size(); ++r) {
       const RankProgram& program = graph_.ranks[r];

@@ -79,6 +79,7 @@ class Writer {
     other["num_ranks"] = trace_.num_ranks;
     other["stages"] = trace_.stages;
     other["step_time_ns"] = trace_.step_time;
+    other["peak_memory_bytes"] = trace_.peak_memory;
     other["num_spans"] = trace_.spans.size();
     other["num_memory_samples"] = trace_.memory.size();
     other["names"] = trace_.names;

@@ -172,6 +172,7 @@ class Reader {
     trace_.num_ranks = integer32(other, "num_ranks", 0);
     trace_.stages = integer32(other, "stages", 1);
     trace_.step_time = integer(other, "step_time_ns", 0, std::numeric_limits<std::int64_t>::max());
+    trace_.peak_memory = integer(other, "peak_memory_bytes", 0, std::numeric_limits<std::int64_t>::max());
     if (!other.contains("names") || !other.at("names").is_array())
       fail("field 'names': expected a list of texts");
     for (const Json& name : other.at("names")) {

@@ -7,7 +7,6 @@
 #include <array>
 #include <cmath>
 #include <iterator>
-#include <numeric>
 #include <unordered_map>
 
 #include "core/error.h"
@@ -15,14 +14,6 @@
 
 namespace bmt::trace {
 namespace {
-
-// Highest sum of live bytes of any rank; 0 when the trace holds no memory samples.
-Bytes peakMemory(const Trace& trace) {
-  Bytes peak = 0;
-  for (const MemorySample& sample : trace.memory)
-    peak = std::max(peak, std::accumulate(sample.live.begin(), sample.live.end(), Bytes{0}));
-  return peak;
-}
 
 double errorOf(double predicted, double measured) {
   return measured > 0 ? 100 * (predicted - measured) / measured : 0;
@@ -97,8 +88,8 @@ Comparison compareTraces(const Trace& predicted, const Trace& measured, std::siz
   result.measured_step_s = toSeconds(measured.step_time);
   result.predicted_shares = stepShares(predicted);
   result.measured_shares = stepShares(measured);
-  result.predicted_peak = peakMemory(predicted);
-  result.measured_peak = peakMemory(measured);
+  result.predicted_peak = predicted.peak_memory;
+  result.measured_peak = measured.peak_memory;
 
   std::unordered_map<std::uint64_t, const Span*> by_key;
   by_key.reserve(predicted.spans.size());

@@ -32,7 +32,7 @@ struct Comparison {
   std::string model, cluster, plan, profile;
   double predicted_step_s = 0, measured_step_s = 0;
   Shares predicted_shares, measured_shares;
-  Bytes predicted_peak = 0, measured_peak = 0;  // worst rank; 0 = the trace holds no memory samples
+  Bytes predicted_peak = 0, measured_peak = 0;  // worst rank; 0 = not in the trace
   std::vector<CompareRow> by_kind, by_lane;     // only kinds and lanes that occur
   std::vector<TaskMiss> worst;                  // by absolute miss, largest first
   std::int64_t joined = 0, only_predicted = 0, only_measured = 0;

@@ -47,6 +47,8 @@ struct Trace {
   std::vector<Span> spans;  // by rank, then task
   std::vector<std::string> names;
   std::vector<MemorySample> memory;
+  Bytes peak_memory =
+      0;             // worst rank: predicted arena, or the highest byte of it that was written; 0 = unknown
   Ns step_time = 0;  // start of the first span to end of the last, over all ranks
 };
 
