@@ -79,24 +79,6 @@ TEST_P(LowerProperty, EveryParameterElementIsOwnedExactlyOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Random, LowerProperty, testing::Range(0U, 60U));
 
-TEST(Lower, OneFOneBKeepsAtMostPMinusStageMicrobatches) {
-  // In-flight activations of 1F1B: min(m, p - stage) (Narayanan et al. 2021).
-  Case c = randomCase(1, 1);
-  c.model.layers = 4;
-  c.plan = planFromText("pp=4,mb=1,gb=8,schedule=1f1b");
-  c.cluster = localCluster(4);
-  const TaskGraph graph = lower(c.model, c.cluster, c.plan, RankSelection::All, Granularity::Layer);
-  const Schedule schedule = makeSchedule(c.plan);
-  for (const RankProgram& program : graph.ranks) {
-    std::int64_t in_flight = 0, peak = 0;
-    for (const Slot& slot : schedule.stages[static_cast<std::size_t>(program.coord.pp)]) {
-      in_flight += slot.phase == Phase::F ? 1 : -1;
-      peak = std::max(peak, in_flight);
-    }
-    EXPECT_EQ(peak, 4 - program.coord.pp);
-  }
-}
-
 TaskGraph twoStageGraph() {
   Case c = randomCase(1, 1);
   c.model.layers = 2;

@@ -1,0 +1,117 @@
+// Layout of the flat weight and gradient buffers: blocks in model order, chunk by chunk, cut into gradient
+// buckets from each chunk's end (backward finishes there first).
+#include "core/lower_rank.h"
+
+namespace bmt {
+
+void RankLowerer::placeBlocks() {
+  const std::vector<std::int64_t> layers = layersOfStages(model_, plan_);
+  blocks_.resize(static_cast<std::size_t>(plan_.chunks));
+  for (std::int32_t chunk = 0; chunk < plan_.chunks; ++chunk) {
+    const std::int32_t stage = virtualStage(chunk);
+    std::vector<Placed>& blocks = blocksOf(chunk);
+    const auto place = [&](BlockKind kind, std::int32_t layer, std::int32_t index) {
+      Placed placed;
+      placed.kind = kind;
+      placed.chunk = chunk;
+      placed.layer = layer;
+      placed.index = index;
+      placed.block = &library_.block(kind, program_.coord.tp);
+      blocks.push_back(placed);
+    };
+    if (firstStage(chunk)) place(BlockKind::Embedding, -1, 0);
+    const auto first =
+        static_cast<std::int32_t>(std::accumulate(layers.begin(), layers.begin() + stage, std::int64_t{0}));
+    for (std::int32_t l = first;
+         l < first + static_cast<std::int32_t>(layers[static_cast<std::size_t>(stage)]); ++l)
+      place(BlockKind::Layer, l, 1 + l);
+    if (lastStage(chunk)) place(BlockKind::Head, -1, 1 + static_cast<std::int32_t>(model_.layers));
+    cutBuckets(blocks);
+  }
+}
+
+void RankLowerer::cutBuckets(std::vector<Placed>& blocks) {
+  const std::int64_t align = plan_.dp * (kArenaAlignment / sizeOf(DType::F32));  // every shard stays aligned
+  std::vector<std::size_t> starts;  // first block of every bucket, descending
+  std::int64_t elements = 0;
+  for (std::size_t i = blocks.size(); i-- > 0;) {
+    elements += blocks[i].block->elements;
+    const bool waits = tiedAcrossStages() && blocks[i].kind != BlockKind::Layer;
+    const bool before_waiting = tiedAcrossStages() && i > 0 && blocks[i - 1].kind == BlockKind::Embedding;
+    if (i == 0 || waits || before_waiting || gradBytes(elements) >= plan_.bucket) {
+      starts.push_back(i);
+      elements = 0;
+    }
+  }
+  std::reverse(starts.begin(), starts.end());
+  for (std::size_t b = 0; b < starts.size(); ++b) {
+    const std::size_t end = b + 1 < starts.size() ? starts[b + 1] : blocks.size();
+    GradBucket bucket;
+    bucket.begin = program_.flat_elements;
+    std::int64_t offset = bucket.begin;
+    for (std::size_t i = starts[b]; i < end; ++i) {
+      blocks[i].offset = offset;
+      blocks[i].bucket = static_cast<std::int32_t>(program_.buckets.size());
+      offset += blocks[i].block->elements;
+    }
+    bucket.count = roundUp(offset - bucket.begin, align);
+    program_.flat_elements += bucket.count;
+    program_.buckets.push_back(bucket);
+  }
+  for (const Placed& placed : blocks) addParams(placed);
+}
+
+void RankLowerer::addParams(const Placed& placed) {
+  for (const BlockParam& p : library_.params(placed.kind, program_.coord.tp)) {
+    ParamShard shard;
+    shard.name =
+        placed.kind == BlockKind::Layer ? "layers." + std::to_string(placed.layer) + "." + p.name : p.name;
+    shard.global_rows = p.global_rows;
+    shard.global_cols = p.global_cols;
+    shard.row_begin = p.row_begin;
+    shard.rows = p.rows;
+    shard.col_begin = p.col_begin;
+    shard.cols = p.cols;
+    shard.offset = placed.offset + p.offset;
+    shard.block = placed.index;
+    shard.decay = p.decay;
+    shard.replicated = p.replicated;
+    shard.tied_copy = placed.kind == BlockKind::Head && p.name == "embedding.weight";
+    program_.params.push_back(std::move(shard));
+  }
+}
+
+BufferId RankLowerer::addBuffer(BufferKind kind, Bytes bytes, bool persistent) {
+  Buffer buffer;
+  buffer.kind = kind;
+  buffer.bytes = bytes;
+  buffer.persistent = persistent;
+  program_.buffers.push_back(buffer);
+  return static_cast<BufferId>(program_.buffers.size()) - 1;
+}
+
+void RankLowerer::touch(BufferId id, TaskId task) {
+  if (id < 0) return;
+  Buffer& buffer = program_.buffers[static_cast<std::size_t>(id)];
+  if (buffer.first_task < 0) buffer.first_task = task;
+  buffer.last_task = std::max(buffer.last_task, task);
+}
+
+void RankLowerer::makePersistentBuffers() {
+  RankProgram& p = program_;
+  p.weights = addBuffer(BufferKind::Weights, weightBytes(p.flat_elements), true);
+  p.gradients = addBuffer(BufferKind::Gradients, gradBytes(p.flat_elements), true);
+  // Adam moments, and an fp32 master copy when the weights are 16-bit; sharded over dp by ZeRO-1.
+  const std::int64_t states = plan_.precision == DType::F32 ? 2 : 3;
+  const std::int64_t shards = plan_.zero >= 1 ? plan_.dp : 1;
+  p.optimizer = addBuffer(BufferKind::Optimizer, states * gradBytes(p.flat_elements / shards), true);
+  if (tiedOnRank())
+    tied_grad_ =
+        addBuffer(BufferKind::Gradients, gradBytes(ceilDiv(model_.vocab, plan_.tp) * model_.d_model), true);
+  const Bytes token_bytes = num_microbatches_ * plan_.micro_batch * model_.seq_len * sizeOf(DType::I32);
+  if (program_.coord.pp == 0) p.tokens = addBuffer(BufferKind::Input, token_bytes, true);
+  if (program_.coord.pp == plan_.pp - 1) p.targets = addBuffer(BufferKind::Input, token_bytes, true);
+  p.scalars = addBuffer(BufferKind::Input, graph_.scalars.size() * sizeOf(DType::F64), true);
+}
+
+}  // namespace bmt

@@ -1,0 +1,188 @@
+// What follows backward: sums over tensor ranks, gradient buckets, tied tables, the norm, AdamW, parameter
+// gathers.
+#include "core/lower_rank.h"
+
+namespace bmt {
+
+void RankLowerer::blockDone(const Slot& slot, const std::vector<Placed>& blocks, std::size_t i) {
+  if (slot.microbatch != num_microbatches_ - 1) return;
+  const Placed& placed = blocks[i];
+  reduceReplicated(slot, placed);
+  if (placed.kind == BlockKind::Embedding && tiedOnRank()) addTiedGradient(slot, placed);
+  const bool closes = i == 0 || blocks[i - 1].bucket != placed.bucket;
+  if (!closes) return;
+  const bool waits = tiedAcrossStages() && placed.kind != BlockKind::Layer;
+  if (plan_.overlap_grad && !waits) {
+    reduceBucket(placed.bucket, slot);
+  } else {
+    late_buckets_.emplace_back(placed.bucket, slot);
+  }
+  if (waits) tied_block_ = placed;
+}
+
+Comm RankLowerer::dataComm(CommKind kind, GroupKind group, std::uint64_t seq, std::int64_t count, Arg src,
+                           Arg dst) const {
+  Comm comm;
+  comm.kind = kind;
+  comm.group = graph_.mesh.groupOf(group, program_.rank);
+  comm.seq = seq;
+  comm.count = count;
+  comm.dtype = DType::F32;
+  comm.src = src;
+  comm.dst = dst;
+  return comm;
+}
+
+void RankLowerer::reduceReplicated(const Slot& slot, const Placed& placed) {
+  const std::int64_t count = placed.block->elements - placed.block->replicated_begin;
+  if (!plan_.sequence_parallel || count == 0) return;
+  const Arg arg{program_.gradients, gradBytes(placed.offset + placed.block->replicated_begin)};
+  Slot step = slot;
+  step.phase = Phase::Step;
+  const Comm comm = dataComm(CommKind::AllReduce, GroupKind::Tensor, tensorSeq(step, false, placed.index, 0),
+                             count, arg, arg);
+  const TaskId id = addComm(TaskKind::TensorComm, Lane::Tensor, slot, placed.layer, comm, {last_compute_});
+  replicated_[placed.bucket] = id;
+}
+
+void RankLowerer::addTiedGradient(const Slot& slot, const Placed& placed) {
+  const std::int64_t count = ceilDiv(model_.vocab, plan_.tp) * model_.d_model;
+  Segment segment;
+  OpCall call;
+  call.op = {OpKind::Add, DType::F32, {count}, 0};
+  call.operands[0] = call.operands[1] = {Region::Grad, 0};
+  call.operands[2] = {Region::TiedGrad, 0};
+  segment.ops.push_back(call);
+  Bindings bindings;
+  bind(bindings, Region::Grad) = {program_.gradients, gradBytes(placed.offset)};
+  bind(bindings, Region::TiedGrad) = {tied_grad_, 0};
+  addCompute(TaskKind::Backward, slot, -1, library_.add(std::move(segment)), bindings, {});
+}
+
+void RankLowerer::reduceBucket(std::int32_t index, const Slot& slot) {
+  if (plan_.dp == 1) return;
+  const GradBucket& bucket = program_.buckets[static_cast<std::size_t>(index)];
+  const Arg full{program_.gradients, gradBytes(bucket.begin)};
+  const Arg shard{program_.gradients, gradBytes(bucket.begin + shardOffset(bucket))};
+  const bool scatter = plan_.zero >= 1;
+  const Comm comm = dataComm(scatter ? CommKind::ReduceScatter : CommKind::AllReduce, GroupKind::Data,
+                             static_cast<std::uint64_t>(index), bucket.count, full, scatter ? shard : full);
+  const auto replicated = replicated_.find(index);
+  const TaskId sum = replicated == replicated_.end() ? -1 : replicated->second;
+  data_tasks_.push_back(
+      addComm(TaskKind::DataComm, Lane::Data, slot, -1, comm, {last_compute_, tied_task_, sum}));
+}
+
+std::int64_t RankLowerer::shardOffset(const GradBucket& bucket) const {
+  return bucket.count / plan_.dp * program_.coord.dp;
+}
+
+void RankLowerer::finishGradients() {
+  Slot slot;
+  slot.phase = Phase::Step;
+  if (tied_block_.block != nullptr) {
+    const std::int64_t count = ceilDiv(model_.vocab, plan_.tp) * model_.d_model;
+    const Arg arg{program_.gradients, gradBytes(tied_block_.offset)};
+    const Comm comm = dataComm(CommKind::AllReduce, GroupKind::Embedding, 0, count, arg, arg);
+    tied_task_ = addComm(TaskKind::DataComm, Lane::Data, slot, -1, comm, {last_compute_});
+    data_tasks_.push_back(tied_task_);
+  }
+  for (const auto& [bucket, at] : late_buckets_) reduceBucket(bucket, slot);
+}
+
+std::pair<std::int64_t, std::int64_t> RankLowerer::ownedRange(const GradBucket& bucket) const {
+  if (plan_.zero == 0) return {bucket.begin, bucket.begin + bucket.count};
+  const std::int64_t begin = bucket.begin + shardOffset(bucket);
+  return {begin, begin + bucket.count / plan_.dp};
+}
+
+void RankLowerer::optimizerStep() {
+  Slot slot;
+  slot.phase = Phase::Step;
+  Bindings bindings;
+  bind(bindings, Region::Weight) = {program_.weights, 0};
+  bind(bindings, Region::Grad) = {program_.gradients, 0};
+  bind(bindings, Region::Optimizer) = {program_.optimizer, 0};
+  bind(bindings, Region::Scalars) = {program_.scalars, 0};
+  std::vector<TaskId> ready = data_tasks_;
+  for (const auto& [bucket, task] : replicated_) ready.push_back(task);
+  addCompute(TaskKind::Optimizer, slot, -1, library_.add(normSegment()), bindings, ready);
+  if (plan_.numRanks() > 1) {
+    Comm comm = dataComm(CommKind::AllReduce, GroupKind::World, 0, graph_.scalars.num_slots,
+                         {program_.scalars, 0}, {program_.scalars, 0});
+    comm.dtype = DType::F64;
+    scalars_task_ = addComm(TaskKind::DataComm, Lane::Data, slot, -1, comm, {last_compute_});
+  }
+  for (std::size_t b = 0; b < program_.buckets.size(); ++b) {
+    addCompute(TaskKind::Optimizer, slot, -1, library_.add(adamSegment(b)), bindings, {scalars_task_});
+    if (plan_.zero == 0 || plan_.dp == 1) continue;
+    const GradBucket& bucket = program_.buckets[b];
+    Comm comm = dataComm(CommKind::AllGather, GroupKind::Data, program_.buckets.size() + b, bucket.count,
+                         {program_.weights, weightBytes(bucket.begin + shardOffset(bucket))},
+                         {program_.weights, weightBytes(bucket.begin)});
+    comm.dtype = plan_.precision;
+    addComm(TaskKind::DataComm, Lane::Data, slot, -1, comm, {last_compute_});
+  }
+}
+
+Segment RankLowerer::normSegment() {
+  Segment segment;
+  for (const std::vector<Placed>& blocks : blocks_) {
+    for (const Placed& placed : blocks) {
+      const auto [owned_begin, owned_end] =
+          ownedRange(program_.buckets[static_cast<std::size_t>(placed.bucket)]);
+      if (plan_.zero == 0 && program_.coord.dp != 0) continue;  // replicas hold equal gradients
+      const Block& block = *placed.block;
+      std::int64_t begin = 0, end = program_.coord.tp == 0 ? block.elements : block.replicated_begin;
+      // The last stage's copy of a tied table comes first in the head block and counts on the first stage.
+      if (placed.kind == BlockKind::Head && tiedAcrossStages()) begin = block.replicated_begin;
+      begin = std::max(begin + placed.offset, owned_begin);
+      end = std::min(end + placed.offset, owned_end);
+      if (begin >= end) continue;
+      OpCall call;
+      call.op = {OpKind::SumOfSquares, DType::F32, {end - begin}, 0};
+      call.operands[0] = {Region::Scalars, (1 + placed.index) * sizeOf(DType::F64)};
+      call.operands[1] = {Region::Grad, gradBytes(begin)};
+      segment.ops.push_back(call);
+    }
+  }
+  return segment;
+}
+
+Segment RankLowerer::adamSegment(std::size_t bucket_index) {
+  const GradBucket& bucket = program_.buckets[bucket_index];
+  const auto [owned_begin, owned_end] = ownedRange(bucket);
+  const std::int64_t shards = plan_.zero >= 1 ? plan_.dp : 1;
+  const std::int64_t num_states = program_.flat_elements / shards;
+  Segment segment;
+  if (bucket_index == 0) {
+    OpCall call;
+    call.op = {OpKind::StepScalars, DType::F64, {graph_.scalars.num_slots}, 0};
+    call.operands[0] = {Region::Scalars, 0};
+    segment.ops.push_back(call);
+  }
+  const auto range = [&](std::int64_t begin, std::int64_t end, std::int64_t decay) {
+    begin = std::max(begin, owned_begin);
+    end = std::min(end, owned_end);
+    if (begin >= end) return;
+    const std::int64_t state = bucket.begin / shards + (begin - owned_begin);
+    OpCall call;
+    call.op = {OpKind::AdamW, plan_.precision, {end - begin, decay, graph_.scalars.num_slots}, 0};
+    call.operands[0] = {Region::Weight, weightBytes(begin)};
+    call.operands[1] = {Region::Optimizer, gradBytes(state)};
+    call.operands[2] = {Region::Optimizer, gradBytes(num_states + state)};
+    call.operands[3] = {Region::Grad, gradBytes(begin)};
+    call.operands[4] = {Region::Scalars, 0};
+    segment.ops.push_back(call);
+  };
+  for (const std::vector<Placed>& blocks : blocks_) {
+    for (const Placed& placed : blocks) {
+      if (placed.bucket != static_cast<std::int32_t>(bucket_index)) continue;
+      range(placed.offset, placed.offset + placed.block->decay_elements, 1);
+      range(placed.offset + placed.block->decay_elements, placed.offset + placed.block->elements, 0);
+    }
+  }
+  return segment;
+}
+
+}  // namespace bmt

@@ -1,0 +1,250 @@
+// Inside of lower(): the blocks that ranks share, and the class that emits one rank's program. Nothing else
+// includes this.
+//   lower.cpp           which ranks, and the shared blocks        lower_layout.cpp     flat buffers, buckets,
+//   parameters lower_slots.cpp     tasks of forward and backward slots       lower_optimizer.cpp  gradient
+//   reduction, norm, AdamW
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/lower.h"
+#include "core/op_graph.h"
+
+namespace bmt {
+
+enum class BlockKind : std::uint8_t { Embedding, Layer, Head };
+enum class Part : std::uint8_t { Forward, BackwardFirst, Backward };
+
+// A block on this rank: where it is in the model and in the flat buffers.
+struct Placed {
+  BlockKind kind = BlockKind::Layer;
+  std::int32_t chunk = 0;
+  std::int32_t layer = -1;  // global layer index
+  std::int32_t index = 0;   // 0 = embedding, 1 + layer, 1 + layers = head
+  std::int64_t offset = 0;  // elements
+  std::int32_t bucket = 0;
+  const Block* block = nullptr;
+};
+
+// Blocks and segments shared by all ranks of a graph. Embedding and head differ between tensor ranks; a
+// layer's ops are the same on all of them, only the rows or columns of its parameters differ.
+class Library {
+ public:
+  Library(TaskGraph& graph) : graph_(graph) {
+    BlockShape shape = makeBlockShape(graph.model, graph.plan, 0);
+    layer_ = buildLayerBlock(shape);
+    for (std::int32_t t = 0; t < graph.plan.tp; ++t) {
+      shape = makeBlockShape(graph.model, graph.plan, t);
+      layer_params_.push_back(buildLayerBlock(shape).params);
+      embedding_.push_back(buildEmbeddingBlock(shape));
+      const bool shares_rank = graph.model.tied_embedding && graph.plan.pp == 1;
+      head_.push_back(buildHeadBlock(shape, shares_rank ? HeadTable::Tied : HeadTable::Own));
+    }
+  }
+
+  const Block& block(BlockKind kind, std::int32_t tp_index) const {
+    const auto t = static_cast<std::size_t>(tp_index);
+    if (kind == BlockKind::Layer) return layer_;
+    return kind == BlockKind::Embedding ? embedding_[t] : head_[t];
+  }
+  const std::vector<BlockParam>& params(BlockKind kind, std::int32_t tp_index) const {
+    if (kind == BlockKind::Layer) return layer_params_[static_cast<std::size_t>(tp_index)];
+    return block(kind, tp_index).params;
+  }
+  static const std::vector<Piece>& pieces(const Block& block, Part part) {
+    if (part == Part::Forward) return block.forward;
+    return part == Part::BackwardFirst ? block.backward_first : block.backward;
+  }
+
+  // Segment of one piece; equal pieces share it.
+  SegmentId segmentOf(const Block* block, Part part, std::size_t piece) {
+    const auto [entry, inserted] = segment_of_.try_emplace({block, part, piece}, -1);
+    if (inserted) entry->second = add({pieces(*block, part)[piece].ops, {}, {}});
+    return entry->second;
+  }
+
+  // Segment of a whole chunk at Stage granularity: `parts` with repeat counts.
+  using ChunkKey = std::vector<std::tuple<const Block*, Part, std::int64_t>>;
+  SegmentId chunkSegment(const ChunkKey& parts) {
+    const auto [entry, inserted] = chunk_segment_.try_emplace(parts, -1);
+    if (!inserted) return entry->second;
+    Segment segment;
+    for (const auto& [block, part, times] : parts) {
+      for (const Piece& piece : pieces(*block, part)) {
+        if (piece.is_comm) {
+          segment.comms.push_back(
+              {piece.comm.kind, GroupKind::Tensor, piece.comm.count, piece.comm.dtype, times});
+        }
+        for (const OpCall& call : piece.ops) {
+          segment.ops.push_back(call);
+          segment.repeat.push_back(times);
+        }
+      }
+    }
+    entry->second = add(std::move(segment));
+    return entry->second;
+  }
+
+  SegmentId add(Segment segment) {
+    graph_.segments.push_back(std::move(segment));
+    return static_cast<SegmentId>(graph_.segments.size()) - 1;
+  }
+
+ private:
+  TaskGraph& graph_;
+  Block layer_;
+  std::vector<std::vector<BlockParam>> layer_params_;  // by tensor index
+  std::vector<Block> embedding_, head_;
+  std::map<std::tuple<const Block*, Part, std::size_t>, SegmentId> segment_of_;
+  std::map<ChunkKey, SegmentId> chunk_segment_;
+};
+
+using Bindings = std::array<Arg, kNumRegions>;
+inline Arg& bind(Bindings& bindings, Region region) {
+  return bindings[static_cast<std::size_t>(region)];
+}
+
+// Emits the program of one rank.
+class RankLowerer {
+ public:
+  RankLowerer(TaskGraph& graph, Library& library, const Schedule& schedule, RankId rank)
+      : graph_(graph),
+        model_(graph.model),
+        plan_(graph.plan),
+        library_(library),
+        slots_(schedule.stages[static_cast<std::size_t>(graph.mesh.coordOf(rank).pp)]),
+        num_microbatches_(schedule.num_microbatches),
+        staged_(graph.granularity == Granularity::Stage) {
+    program_.rank = rank;
+    program_.coord = graph.mesh.coordOf(rank);
+  }
+
+  RankProgram run() {
+    placeBlocks();
+    makePersistentBuffers();
+    emitScalarReset();
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      // The next slot's receive is posted before this slot computes, so that it overlaps.
+      receiveFor(i);
+      if (i + 1 < slots_.size()) receiveFor(i + 1);
+      if (slots_[i].phase == Phase::F) {
+        forwardSlot(slots_[i]);
+      } else {
+        backwardSlot(slots_[i]);
+      }
+    }
+    finishGradients();
+    optimizerStep();
+    return std::move(program_);
+  }
+
+ private:
+  // Activations of one micro-batch in one chunk.
+  struct InFlight {
+    std::vector<BufferId> inputs;  // per block: its input; empty entries are -1
+    std::vector<BufferId> saved;   // per block; -1 when recomputed or nothing is saved
+    BufferId stream = -1;          // gradient of the residual stream
+    BufferId all = -1;             // Stage granularity: everything that is kept
+    TaskId recv_f = -1, recv_b = -1;
+  };
+
+  std::int32_t virtualStage(std::int32_t chunk) const { return chunk * plan_.pp + program_.coord.pp; }
+  bool firstStage(std::int32_t chunk) const { return virtualStage(chunk) == 0; }
+  bool lastStage(std::int32_t chunk) const { return virtualStage(chunk) == plan_.numVirtualStages() - 1; }
+  std::int64_t streamElements() const { return makeBlockShape(model_, plan_, 0).rows * model_.d_model; }
+  InFlight& inFlight(const Slot& slot) { return in_flight_[{slot.chunk, slot.microbatch}]; }
+  std::vector<Placed>& blocksOf(std::int32_t chunk) { return blocks_[static_cast<std::size_t>(chunk)]; }
+  bool tiedAcrossStages() const { return model_.tied_embedding && plan_.pp > 1; }
+  bool tiedOnRank() const { return model_.tied_embedding && plan_.pp == 1; }
+  TaskId nextTask() const { return static_cast<TaskId>(program_.tasks.size()); }
+  Bytes weightBytes(std::int64_t elements) const { return elements * sizeOf(plan_.precision); }
+  static Bytes gradBytes(std::int64_t elements) { return elements * sizeOf(DType::F32); }
+
+  // Layout (lower_layout.cpp).
+  void placeBlocks();
+  // Groups a chunk's blocks into buckets from its end and lays them out. A tied table that exists twice waits
+  // for its other copy, so it gets a bucket of its own.
+  void cutBuckets(std::vector<Placed>& blocks);
+  void addParams(const Placed& placed);
+  BufferId addBuffer(BufferKind kind, Bytes bytes, bool persistent = false);
+  void touch(BufferId id, TaskId task);
+  void makePersistentBuffers();
+
+  // Emission (lower_slots.cpp).
+  TaskId addTask(Task task, const std::vector<TaskId>& deps);
+  TaskId addCompute(TaskKind kind, const Slot& slot, std::int32_t layer, SegmentId segment,
+                    const Bindings& bindings, const std::vector<TaskId>& deps);
+  TaskId addComm(TaskKind kind, Lane lane, const Slot& slot, std::int32_t layer, const Comm& comm,
+                 const std::vector<TaskId>& deps);
+  Bindings baseBindings(const Placed& placed, std::int32_t microbatch);
+  // seq of a tensor-axis collective: mixed radix over (phase, recompute, chunk, micro-batch, block, piece).
+  std::uint64_t tensorSeq(const Slot& slot, bool recompute, std::int32_t block_index,
+                          std::size_t piece) const;
+  void emitPieces(const Placed& placed, Part part, TaskKind kind, const Slot& slot, const Bindings& bindings,
+                  std::vector<TaskId> deps);
+  Comm pipeComm(CommKind kind, bool forward, std::int32_t boundary, const Slot& slot, BufferId buffer) const;
+  BufferId activations();
+  void receiveFor(std::size_t index);
+  void emitScalarReset();
+
+  // Slots at Layer granularity (lower_slots.cpp).
+  void forwardSlot(const Slot& slot);
+  void forwardBlock(const Slot& slot, InFlight& flight, const std::vector<Placed>& blocks, std::size_t i,
+                    TaskId recv);
+  void backwardSlot(const Slot& slot);
+  void backwardBlock(const Slot& slot, InFlight& flight, const std::vector<Placed>& blocks, std::size_t i,
+                     TaskId recv);
+
+  // Stage granularity (lower_slots.cpp): one task per chunk and direction; buffers are summed, so memory over
+  // time stays right at slot resolution.
+  void forwardChunk(const Slot& slot, InFlight& flight, TaskId recv);
+  void backwardChunk(const Slot& slot, InFlight& flight, TaskId recv);
+  static std::int64_t numLayers(const std::vector<Placed>& blocks);
+
+  // Gradients and optimizer (lower_optimizer.cpp).
+  // Called after a block's last task of a backward slot; starts what its gradients were waiting for.
+  void blockDone(const Slot& slot, const std::vector<Placed>& blocks, std::size_t i);
+  Comm dataComm(CommKind kind, GroupKind group, std::uint64_t seq, std::int64_t count, Arg src,
+                Arg dst) const;
+  // With sequence parallelism every tensor rank saw only its rows: replicated parameters need the sum.
+  void reduceReplicated(const Slot& slot, const Placed& placed);
+  void addTiedGradient(const Slot& slot, const Placed& placed);
+  void reduceBucket(std::int32_t index, const Slot& slot);
+  std::int64_t shardOffset(const GradBucket& bucket) const;
+  // The two copies of a tied table add their gradients; then the buckets that waited are reduced.
+  void finishGradients();
+  // Elements of bucket that this rank's optimizer owns.
+  std::pair<std::int64_t, std::int64_t> ownedRange(const GradBucket& bucket) const;
+  void optimizerStep();
+  // Which squares this rank contributes, so that the sum over all ranks counts every parameter once.
+  Segment normSegment();
+  Segment adamSegment(std::size_t bucket_index);
+
+  TaskGraph& graph_;
+  const ModelSpec& model_;
+  const Plan& plan_;
+  Library& library_;
+  const std::vector<Slot>& slots_;
+  std::int32_t num_microbatches_;
+  bool staged_;
+  RankProgram program_;
+  std::vector<std::vector<Placed>> blocks_;                              // [chunk]
+  std::map<std::pair<std::int32_t, std::int32_t>, InFlight> in_flight_;  // (chunk, micro-batch)
+  std::map<std::int32_t, TaskId> replicated_;  // bucket -> last sum of replicated gradients
+  std::vector<std::pair<std::int32_t, Slot>> late_buckets_;
+  std::vector<TaskId> data_tasks_;
+  Placed tied_block_;
+  BufferId tied_grad_ = -1;
+  TaskId last_compute_ = -1, tied_task_ = -1, scalars_task_ = -1;
+  std::size_t received_ = 0;
+};
+
+}  // namespace bmt
