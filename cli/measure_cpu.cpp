@@ -11,6 +11,7 @@
 #include <ctime>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <tuple>
@@ -36,11 +37,14 @@ double threadCpuSeconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// Robust against a machine that others use as well: the disturbed times are the long ones.
-double lowerQuartile(std::vector<double> values) {
-  const std::size_t at = values.size() / 4;
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
-  return values[at];
+// Mean of the middle half. A step is the sum of its ops, so a mean is what adds up; the outer quarters hold
+// preemptions and lucky caches.
+double midMean(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t quarter = values.size() / 4;
+  const auto first = values.begin() + static_cast<std::ptrdiff_t>(quarter);
+  const auto last = values.end() - static_cast<std::ptrdiff_t>(quarter);
+  return std::accumulate(first, last, 0.0) / static_cast<double>(last - first);
 }
 
 // Rank 0 of a plan, ready to run op by op on the calling thread.
@@ -174,7 +178,7 @@ struct CommRank {
   double seconds = 0;
 };
 
-// Replays what was captured on all ranks until `budget` is spent; lower quartile of rank 0's times.
+// Replays what was captured on all ranks until `budget` is spent; middle mean of rank 0's times.
 double replayAll(std::vector<std::unique_ptr<CommRank>>& ranks, double budget) {
   std::barrier barrier(static_cast<std::ptrdiff_t>(ranks.size()));
   std::atomic<bool> more{true};
@@ -194,7 +198,7 @@ double replayAll(std::vector<std::unique_ptr<CommRank>>& ranks, double budget) {
       barrier.arrive_and_wait();
     }
   });
-  return lowerQuartile(times);
+  return midMean(times);
 }
 
 double measureCollective(CommKind kind, int ranks, std::int64_t count, int repeats, double budget) {
@@ -300,7 +304,7 @@ std::vector<trace::OpSample> measureOps(const MeasureCase& measured, double seco
   }
   std::vector<trace::OpSample> samples;
   for (std::size_t i = 0; i < times.size(); ++i)
-    samples.push_back({player.distinctOps()[i], std::max(1e-9, lowerQuartile(times[i]))});
+    samples.push_back({player.distinctOps()[i], std::max(1e-9, midMean(times[i]))});
   return samples;
 }
 
@@ -326,7 +330,7 @@ std::vector<trace::OpSample> measureStreaming() {
         exec::runOp(op, operands);
         times.push_back(since(start));
       }
-      samples.push_back({op, std::max(1e-9, lowerQuartile(std::move(times)))});
+      samples.push_back({op, std::max(1e-9, midMean(std::move(times)))});
     }
   }
   return samples;
@@ -357,8 +361,8 @@ double measureContention(const MeasureCase& measured, int cores, double seconds)
     });
   }
   double sum = 0;
-  for (auto& times : together) sum += lowerQuartile(std::move(times));
-  return std::max(0.0, sum / cores / lowerQuartile(std::move(alone)) - 1);
+  for (auto& times : together) sum += midMean(std::move(times));
+  return std::max(0.0, sum / cores / midMean(std::move(alone)) - 1);
 }
 
 std::vector<CommMeasurement> measureComms(int ranks, double seconds) {
@@ -397,7 +401,7 @@ double measureTaskOverhead() {
     backend.replay();
     times.push_back(since(start) / kTasks);
   }
-  return lowerQuartile(times);
+  return midMean(times);
 }
 
 double measurePeakFlops(double seconds) {
