@@ -51,7 +51,9 @@ void addSimulate(CLI::App& app, const Globals& globals, Action& action) {
   command->add_option("--granularity", o->granularity, "layer or stage")
       ->check(CLI::IsMember({"layer", "stage"}))
       ->capture_default_str();
-  command->add_option("--ranks", o->ranks, "folded (one per stage) or all")
+  command
+      ->add_option("--ranks", o->ranks,
+                   "folded (one per stage) or all; ranks that share CPU cores are always all played")
       ->check(CLI::IsMember({"folded", "all"}))
       ->capture_default_str();
   command->callback([&globals, &action, o] { action = [&globals, o] { return run(globals, *o); }; });

@@ -61,8 +61,10 @@ std::vector<ClusterPreset> makePresets() {
   ascend.kind = DeviceKind::Npu;
   ascend.executed = false;
   return {
-      node("dgx-v100-16g", "DGX-1: 8x V100 16 GB, hybrid cube mesh, 4x 100 Gb/s", v100_16, 8, 150, 4, 100),
-      node("dgx-v100-32g", "DGX-1: 8x V100 32 GB, hybrid cube mesh, 4x 100 Gb/s", v100_32, 8, 150, 4, 100),
+      node("dgx-v100-16g", "DGX-1: 8x V100 16 GB, cube mesh modelled as flat 150 GB/s, 4x 100 Gb/s", v100_16,
+           8, 150, 4, 100),
+      node("dgx-v100-32g", "DGX-1: 8x V100 32 GB, cube mesh modelled as flat 150 GB/s, 4x 100 Gb/s", v100_32,
+           8, 150, 4, 100),
       node("dgx2", "DGX-2: 16x V100 32 GB, NVSwitch, 8x 100 Gb/s", v100_32, 16, 150, 8, 100),
       node("dgx-a100-40g", "DGX A100: 8x A100 40 GB, NVSwitch, 8x HDR 200 Gb/s", a100_40, 8, 300, 8, 200),
       node("dgx-a100-80g", "DGX A100: 8x A100 80 GB, NVSwitch, 8x HDR 200 Gb/s", a100_80, 8, 300, 8, 200),

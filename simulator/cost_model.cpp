@@ -97,18 +97,16 @@ double CostModel::segmentSeconds(const Segment& segment) const {
     seconds += times * opSeconds(segment.ops[i].op);
   }
   for (const MergedComm& comm : segment.comms) {
-    const std::int64_t n = graph_.mesh.groupSize(comm.group);
     const std::vector<RankId> members = graph_.mesh.members(graph_.mesh.groupOf(comm.group, 0));
     seconds += static_cast<double>(comm.times) *
                (profile_.task_overhead_s +
-                collectiveSeconds(comm.kind, comm.group, static_cast<double>(comm.count * sizeOf(comm.dtype)),
-                                  n, members));
+                collectiveSeconds(comm.kind, static_cast<double>(comm.count * sizeOf(comm.dtype)), members));
   }
   return seconds;
 }
 
-double CostModel::collectiveSeconds(CommKind kind, GroupKind, double bytes, std::int64_t n,
-                                    const std::vector<RankId>& members) const {
+double CostModel::collectiveSeconds(CommKind kind, double bytes, const std::vector<RankId>& members) const {
+  const auto n = static_cast<std::int64_t>(members.size());
   if (n <= 1) return 0;
   const CommShape shape = commShape(kind, bytes, n, cpu_);
   if (cpu_) {
@@ -152,9 +150,7 @@ TaskCost CostModel::compute(const RankProgram& program, const Task& task) const 
 TaskCost CostModel::communication(const RankProgram& program, const Comm& comm) const {
   const std::vector<RankId> members = graph_.mesh.members(comm.group);
   TaskCost cost;
-  const double seconds =
-      collectiveSeconds(comm.kind, groupKind(comm.group), static_cast<double>(comm.bytes()),
-                        static_cast<std::int64_t>(members.size()), members);
+  const double seconds = collectiveSeconds(comm.kind, static_cast<double>(comm.bytes()), members);
   cost.duration = fromSeconds(seconds + profile_.task_overhead_s);
   if (cpu_) {
     // Each member copies on its own thread; a sender only waits.

@@ -63,8 +63,7 @@ class CostModel {
   double opSeconds(const Op& op) const;
 
  private:
-  double collectiveSeconds(CommKind kind, GroupKind group, double bytes, std::int64_t n,
-                           const std::vector<RankId>& members) const;
+  double collectiveSeconds(CommKind kind, double bytes, const std::vector<RankId>& members) const;
   double segmentSeconds(const Segment& segment) const;
   void checkPeaks(const DeviceSpec& device) const;
 

@@ -30,24 +30,6 @@ BMT_INLINE float reduce(Int c, F term) {
   if (j < c) sum += term(j, c - j);
   return sumOf(sum);
 }
-BMT_INLINE Vec part(const float* p, Int j, Int n) {
-  return n == kWidth ? load(p + j) : loadPart(p + j, n, 0);
-}
-BMT_INLINE void put(float* p, Int j, Int n, Vec v) {
-  if (n == kWidth) {
-    store(p + j, v);
-  } else {
-    storePart(p + j, v, n);
-  }
-}
-// f(offset, lanes) over [0, c) in vectors, explicitly: the compiler gives up on loops over this many pointers
-// that may alias.
-template <typename F>
-BMT_INLINE void forEach(Int c, F f) {
-  Int j = 0;
-  for (; j + kWidth <= c; j += kWidth) f(j, Int{kWidth});
-  if (j < c) f(j, c - j);
-}
 
 }  // namespace
 

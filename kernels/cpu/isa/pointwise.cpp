@@ -10,24 +10,6 @@ namespace {
 constexpr float kGelu = 0.7978845608f;  // sqrt(2/pi)
 constexpr float kCubic = 0.044715f;
 
-// Applies f(offset, lanes) to [0, n) in vectors; the last one may be partial.
-template <typename F>
-BMT_INLINE void forEach(Int n, F f) {
-  Int j = 0;
-  for (; j + kWidth <= n; j += kWidth) f(j, Int{kWidth});
-  if (j < n) f(j, n - j);
-}
-BMT_INLINE Vec part(const float* p, Int j, Int n) {
-  return n == kWidth ? load(p + j) : loadPart(p + j, n, 0);
-}
-BMT_INLINE void put(float* p, Int j, Int n, Vec v) {
-  if (n == kWidth) {
-    store(p + j, v);
-  } else {
-    storePart(p + j, v, n);
-  }
-}
-
 // sign = 1 rotates forward, -1 back. cos and sin of one position are computed once per row.
 void rope(float* qkv, Int n, Int t, Int hq, Int hkv, Int d, float theta, float sign) {
   const Int half = d / 2, stride = (hq + 2 * hkv) * d;

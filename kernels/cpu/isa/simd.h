@@ -44,6 +44,25 @@ BMT_INLINE void storePart(float* p, Vec v, Int n) {
   std::memcpy(p, &v, static_cast<std::size_t>(n) * 4);
 }
 
+// Applies f(offset, lanes) to [0, n) in vectors, explicitly (the compiler gives up on loops over many
+// pointers that may alias); the last vector may be partial. part and put are its loads and stores.
+template <typename F>
+BMT_INLINE void forEach(Int n, F f) {
+  Int j = 0;
+  for (; j + kWidth <= n; j += kWidth) f(j, Int{kWidth});
+  if (j < n) f(j, n - j);
+}
+BMT_INLINE Vec part(const float* p, Int j, Int n) {
+  return n == kWidth ? load(p + j) : loadPart(p + j, n, 0);
+}
+BMT_INLINE void put(float* p, Int j, Int n, Vec v) {
+  if (n == kWidth) {
+    store(p + j, v);
+  } else {
+    storePart(p + j, v, n);
+  }
+}
+
 BMT_INLINE float sumOf(Vec v) {
   float sum = 0;
   for (int i = 0; i < kWidth; ++i) sum += v[i];
