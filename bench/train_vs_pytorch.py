@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One-rank training against PyTorch on the CPU, one thread each, in turn: tokens per CPU-second and resident memory.
+"""One-rank training against PyTorch on the CPU, one thread each, in turn: tokens per CPU-second and resident memory; then two data-parallel ranks against one.
 
     python3 bench/train_vs_pytorch.py [--bmtrain build/release/bin/bmtrain] [--repeats 3] [--out FILE.json]
 
@@ -96,7 +96,8 @@ def token_file(path, vocab, count):
         file.write(b"BMTTOKEN" + struct.pack("<IIQQQ", 1, 2, vocab, count, h) + bytes(24) + payload)
 
 
-def run_bmtrain(program, folder, size):
+def run_bmtrain(program, folder, size, dp=1, batches=1):
+    """One step trains `batches` micro-batches, spread over dp ranks."""
     layers, d, heads, t, b, vocab, steps = size
     model = {"schema": "bmtrain.model/1", "name": "bench", "family": "gpt2", "layers": layers, "d_model": d, "heads": heads,
              "d_ff": 4 * d, "vocab": vocab, "seq_len": t}
@@ -105,7 +106,7 @@ def run_bmtrain(program, folder, size):
         json.dump(model, file)
     if not os.path.exists(data_path):
         token_file(data_path, vocab, 20000)
-    plan = f"mb={b},gb={b},loss-chunk={min(256, b * t)}"
+    plan = f"dp={dp},mb={b},gb={b * batches},loss-chunk={min(256, b * t)}"
     command = [program, "train", "--model", model_path, "--data", data_path, "--plan", plan, "--steps", str(steps), "--quiet", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -138,6 +139,16 @@ def main():
             rows.append({"size": name, "bmtrain_tokens_per_cpu_s": a, "pytorch_tokens_per_cpu_s": p, "ratio": a / p,
                          "bmtrain_mib": ma, "pytorch_mib": mp, "torch": theirs[0]["version"]})
             print(f"{name:<16}{a:>20.0f}{p:>20.0f}{a / p:>8.2f}{ma:>12.0f}{mp:>12.0f}   {quoted}", flush=True)
+        print("\ntwo data-parallel ranks against one, the same global batch, wall time per step:")
+        for name, *shape, _ in SIZES[:3]:
+            shape[-1] = 8
+            one, two = ([], [])
+            for _ in range(arguments.repeats):
+                one.append(run_bmtrain(arguments.bmtrain, folder, shape, dp=1, batches=2)["step_time_s"])
+                two.append(run_bmtrain(arguments.bmtrain, folder, shape, dp=2, batches=2)["step_time_s"])
+            a, b = statistics.median(one), statistics.median(two)
+            rows.append({"size": name, "one_rank_step_s": a, "two_rank_step_s": b, "speedup": a / b})
+            print(f"{name:<16}{1e3 * a:>12.1f} ms{1e3 * b:>12.1f} ms{a / b:>8.2f} times as fast", flush=True)
     if arguments.out:
         with open(arguments.out, "w") as file:
             json.dump(rows, file, indent=1)
