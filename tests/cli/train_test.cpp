@@ -77,6 +77,28 @@ TEST_P(Train, ARankThatDiesEndsAllAndIsNamedWithTheTask) {
       << run.err;
 }
 
+TEST_P(Train, ALossThatIsNotFiniteEndsTheRunWithTheStep) {
+  const test::ProgramResult run =
+      train(GetParam(), "dp=2,gb=4", {"--steps", "40", "--lr", "1e30", "--clip", "0", "--warmup", "0"});
+  EXPECT_EQ(run.exit_code, 1) << run.err;
+  EXPECT_NE(run.err.find("step "), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("not finite; lower --lr or raise --warmup"), std::string::npos) << run.err;
+  EXPECT_EQ(run.out, "");
+}
+
+TEST_P(Train, MemoryThatIsNotThereIsRefusedWithBothFiguresBeforeItIsTaken) {
+  // 174.6e9 parameters, two ranks, fp32: weights 4 bytes, moments 8, gradients 4 and a second table while the
+  // tied head's gradient is kept apart.
+  model_ = "gpt3-175b";
+  const test::ProgramResult run = train(GetParam(), "dp=2,gb=2", {"--steps", "1", "--seq", "16"});
+  EXPECT_EQ(run.exit_code, 3) << run.err;
+  EXPECT_NE(run.err.find("TiB on this machine, "), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("are free (weights 1.270 TiB, gradients 1.275 TiB, optimizer 2.541 TiB"),
+            std::string::npos)
+      << run.err;
+  EXPECT_NE(run.err.find("try zero=1"), std::string::npos) << run.err;
+}
+
 INSTANTIATE_TEST_SUITE_P(Communicators, Train, testing::Values("threads", "mpi"),
                          [](const auto& test) { return std::string(test.param); });
 
