@@ -28,5 +28,6 @@ void addCalibrate(CLI::App& app, const Globals& globals, Action& action);
 void addTrain(CLI::App& app, const Globals& globals, Action& action);
 void addCompare(CLI::App& app, const Globals& globals, Action& action);
 void addDoctor(CLI::App& app, const Globals& globals, Action& action);
+void addValidate(CLI::App& app, const Globals& globals, Action& action);
 
 }  // namespace bmt::cli

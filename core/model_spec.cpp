@@ -116,6 +116,7 @@ std::string modelToJson(const ModelSpec& m) {
   json["embedding_norm"] = m.embedding_norm;
   json["norm_eps"] = m.norm_eps;
   json["rope_theta"] = m.rope_theta;
+  if (m.dropout) json["dropout"] = true;
   if (!m.not_executed.empty()) json["not_executed"] = m.not_executed;
   json["published_params"] = m.published_params;
   return json.dump(2) + "\n";
@@ -152,6 +153,7 @@ ModelSpec modelFromJson(const std::string& text, const std::string& source) {
   m.attn_out_bias = jsonBool(json, "attn_out_bias", !llama, source);
   m.mlp_bias = jsonBool(json, "mlp_bias", !llama, source);
   m.embedding_norm = jsonBool(json, "embedding_norm", false, source);
+  m.dropout = jsonBool(json, "dropout", false, source);
   m.norm_eps = jsonNumber(json, "norm_eps", 1e-5, source);
   m.rope_theta = jsonNumber(json, "rope_theta", 10000, source);
   m.not_executed = jsonString(json, "not_executed", "", source);

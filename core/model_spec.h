@@ -36,6 +36,7 @@ struct ModelSpec {
   bool attn_out_bias = true;
   bool mlp_bias = true;
   bool embedding_norm = false;  // BLOOM: LayerNorm right after the token embedding
+  bool dropout = false;         // on attention weights, sub-layer outputs and embedding; simulated only
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
   // Something the model does that is simulated but not executed ("rope_scaling llama3"); empty = nothing.

@@ -170,6 +170,18 @@ void normBackward(Builder& b, const BlockShape& s, const Params& params, const s
 
 }  // namespace
 
+std::int64_t savedScoreBytes(const BlockShape& s) {
+  const bool softmax = s.attention == AttentionKernel::Softmax,
+             unfused = s.attention == AttentionKernel::Unfused;
+  if (!softmax && !unfused) return 0;
+  const ModelSpec& m = *s.model;
+  const std::int64_t scores = s.batch * (m.heads / s.tp) * m.seq_len * m.seq_len;
+  // Softmax output, kept in the activations' type (plain ops: also in fp32 before the cast); with dropout
+  // also its mask and output: 5 bytes a score in 16 bit, the "5 a s / h" of Korthikanti et al. 2022.
+  const Bytes element = sizeOf(s.dtype);
+  return scores * (element + (unfused ? sizeOf(DType::F32) : 0) + (m.dropout ? 1 + element : 0));
+}
+
 BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t tp_index) {
   BlockShape shape;
   shape.model = &model;
@@ -180,6 +192,7 @@ BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t
   shape.sequence_parallel = plan.sequence_parallel;
   shape.rows = plan.sequence_parallel ? shape.tokens / plan.tp : shape.tokens;
   shape.dtype = plan.precision;
+  shape.attention = plan.attention;
   shape.loss_rows = plan.loss_chunk > 0 ? std::min(plan.loss_chunk, shape.tokens) : shape.tokens;
   shape.loss_scale = 1.0 / static_cast<double>(plan.global_batch * model.seq_len);
   return shape;
@@ -289,6 +302,9 @@ Block buildLayerBlock(const BlockShape& s) {
   const Operand lse = saved.add(s.batch * heads * m.seq_len, DType::F32);
   const Operand mid = saved.add(s.rows * c, s.dtype);
   const Operand pre = saved.add(s.tokens * pre_cols, s.dtype), act = saved.add(s.tokens * ff, s.dtype);
+  // Simulated only (no op reads them): what attention with scores in memory and dropout keep for backward.
+  saved.add(savedScoreBytes(s), DType::I8);
+  if (m.dropout) saved.add(2 * s.rows * c, DType::I8);  // masks of the two residual branches
   block.saved_bytes = saved.bytes();
 
   const bool rope = m.position == PositionKind::Rope;

@@ -61,7 +61,8 @@ struct BlockShape {
   std::int64_t rows = 0;    // rows of the residual stream on this rank: tokens, or tokens / tp with SP
   std::int64_t tp = 1, tp_index = 0;
   bool sequence_parallel = false;
-  DType dtype = DType::F32;    // activations and weights
+  DType dtype = DType::F32;  // activations and weights
+  AttentionKernel attention = AttentionKernel::Flash;
   std::int64_t loss_rows = 0;  // rows of logits at a time
   double loss_scale = 1;       // 1 / tokens of the global batch
   std::int64_t vocab_rows() const { return ceilDiv(model->vocab, tp); }
@@ -72,6 +73,9 @@ enum class HeadTable : std::uint8_t {
   Own,  // the head block holds its weight (untied), or the last stage's copy of the tied table
   Tied  // the table of the embedding on the same rank (Region::Tied, TiedGrad)
 };
+
+// Bytes of attention scores kept from forward to backward by one layer; 0 with fused attention.
+std::int64_t savedScoreBytes(const BlockShape& shape);
 
 Block buildEmbeddingBlock(const BlockShape& shape);
 Block buildLayerBlock(const BlockShape& shape);

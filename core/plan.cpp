@@ -35,6 +35,8 @@ const std::vector<std::string> kKeys{"dp",
                                      "overlap-grad",
                                      "no-overlap-grad",
                                      "loss-chunk",
+                                     "attention",
+                                     "eager",
                                      "order"};
 // Keys of the interface that this version does not lower; refused instead of ignored.
 const std::vector<std::string> kLaterKeys{"shares", "compress", "offload", "overlap-param"};
@@ -81,11 +83,16 @@ constexpr std::array<std::pair<const char*, ScheduleKind>, 3> kSchedules{
      {"interleaved", ScheduleKind::Interleaved}}};
 constexpr std::array<std::pair<const char*, Recompute>, 2> kRecomputes{
     {{"none", Recompute::None}, {"full", Recompute::Full}}};
+constexpr std::array<std::pair<const char*, AttentionKernel>, 4> kAttentions{
+    {{"flash", AttentionKernel::Flash},
+     {"flash1", AttentionKernel::Flash1},
+     {"softmax", AttentionKernel::Softmax},
+     {"unfused", AttentionKernel::Unfused}}};
 constexpr std::array<std::pair<const char*, DType>, 3> kPrecisions{
     {{"fp32", DType::F32}, {"bf16", DType::BF16}, {"fp16", DType::F16}}};
 
 void set(Plan& plan, const std::string& key, const std::string& value) {
-  const bool flag = key == "sp" || key == "overlap-grad" || key == "no-overlap-grad";
+  const bool flag = key == "sp" || key == "overlap-grad" || key == "no-overlap-grad" || key == "eager";
   if (!flag && value.empty()) fail("plan." + key, "needs a value: " + key + "=...");
   if (key == "dp") plan.dp = degree(key, parseInt(key, value));
   if (key == "tp") plan.tp = degree(key, parseInt(key, value));
@@ -116,6 +123,8 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
     if (plan.loss_chunk < 0)
       fail("plan.loss-chunk", fmt::format("{} is negative; 0 = whole micro-batch", value));
   }
+  if (key == "attention") plan.attention = oneOf(key, value, kAttentions);
+  if (key == "eager") plan.eager = parseBool(key, value);
   if (key == "order") plan.order = value;
   if (key == "layers") {
     plan.layers_per_stage.clear();
@@ -147,6 +156,9 @@ std::string_view toString(ScheduleKind kind) {
 }
 std::string_view toString(Recompute policy) {
   return kRecomputes[static_cast<std::size_t>(policy)].first;
+}
+std::string_view toString(AttentionKernel kernel) {
+  return kAttentions[static_cast<std::size_t>(kernel)].first;
 }
 
 Plan planFromText(const std::string& text) {
@@ -186,6 +198,8 @@ std::string planToText(const Plan& plan) {
   add(plan.bucket != defaults.bucket, fmt::format("bucket={}", plan.bucket));
   add(plan.overlap_grad != defaults.overlap_grad, "no-overlap-grad");
   add(plan.loss_chunk != defaults.loss_chunk, fmt::format("loss-chunk={}", plan.loss_chunk));
+  add(plan.attention != defaults.attention, fmt::format("attention={}", toString(plan.attention)));
+  add(plan.eager, "eager");
   add(plan.order != defaults.order, fmt::format("order={}", plan.order));
   return text;
 }
@@ -210,6 +224,8 @@ std::string planToJson(const Plan& plan) {
   json["bucket"] = plan.bucket;
   json["overlap-grad"] = plan.overlap_grad;
   json["loss-chunk"] = plan.loss_chunk;
+  if (plan.attention != AttentionKernel::Flash) json["attention"] = std::string(toString(plan.attention));
+  if (plan.eager) json["eager"] = true;
   json["order"] = plan.order;
   return json.dump(2) + "\n";
 }

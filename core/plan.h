@@ -16,6 +16,14 @@
 namespace bmt {
 
 enum class ScheduleKind : std::uint8_t { GPipe, OneFOneB, Interleaved };  // "gpipe", "1f1b", "interleaved"
+// How attention is computed: one fused kernel that keeps no scores (FlashAttention 2; 1), or scores in memory
+// with Megatron-LM's fused mask-and-softmax kernel, or with plain PyTorch ops (fp32 softmax).
+enum class AttentionKernel : std::uint8_t {
+  Flash,
+  Flash1,
+  Softmax,
+  Unfused
+};                                                   // "flash", "flash1", "softmax", "unfused"
 enum class Recompute : std::uint8_t { None, Full };  // "none", "full" (each layer from its input)
 
 struct Plan {
@@ -36,6 +44,8 @@ struct Plan {
   // Rows of the logits computed at a time in head and loss; 0 = the whole micro-batch. Small values save the
   // (tokens, vocab) buffer.
   std::int64_t loss_chunk = 0;
+  AttentionKernel attention = AttentionKernel::Flash;
+  bool eager = false;  // element-wise chains run op by op, as plain PyTorch does; false = fused kernels
   std::string order = "tp-cp-pp-dp";  // fastest-varying axis first
 
   bool operator==(const Plan&) const = default;
@@ -46,6 +56,7 @@ struct Plan {
 
 std::string_view toString(ScheduleKind kind);
 std::string_view toString(Recompute policy);
+std::string_view toString(AttentionKernel kernel);
 
 // Text or a path of a JSON file. Errors name the unknown key and the nearest key. Throws Error{BadInput}.
 Plan loadPlan(const std::string& text_or_path);

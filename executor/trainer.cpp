@@ -318,6 +318,13 @@ void requireExecutable(const TaskGraph& graph) {
   if (graph.model.position == PositionKind::Alibi)
     throw Error(ErrorKind::BadInput, "ALiBi models are simulated but not executed in this version",
                 graph.model.name);
+  if (graph.plan.attention != AttentionKernel::Flash || graph.plan.eager || graph.model.dropout)
+    throw Error(ErrorKind::BadInput,
+                graph.model.dropout
+                    ? std::string("dropout is simulated but not executed in this version")
+                    : fmt::format("attention={}{} is simulated but not executed; kernels here are fused",
+                                  toString(graph.plan.attention), graph.plan.eager ? ",eager" : ""),
+                "plan");
   if (!graph.model.not_executed.empty())
     throw Error(ErrorKind::BadInput,
                 graph.model.not_executed + " is simulated but not executed in this version",

@@ -53,6 +53,13 @@ CostModel::CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const t
     for (RankId rank = 0; rank < graph.mesh.numRanks(); ++rank)
       resources_.push_back({ResourceKind::Device, rank, 1.0});
   }
+  if (!cpu_) {
+    context_ = {graph.plan.attention, graph.plan.eager, graph.model.dropout};
+    // A profile of measured op kinds alone says nothing of links: those come from the datasheet.
+    const trace::GpuConstants gpu = profile.gpu ? *profile.gpu : *trace::datasheetProfile(node.device).gpu;
+    if (!profile.gpu) warnings_.push_back("link and NIC efficiencies are assumed: the profile has none");
+    fabric_ = makeFabric(node, cluster.oversubscription, gpu);
+  }
   if (!profile.measured) warnings_.push_back("costs are assumed, not measured: " + profile.source);
   if (!node.device.executed)
     warnings_.push_back(node.device.name + " is simulated only; plans are not executed on it");
@@ -67,6 +74,14 @@ void CostModel::checkPeaks(const DeviceSpec& device) const {
                 fmt::format("{} has no {} units; choose a precision it supports", device.name,
                             toString(graph_.plan.precision)),
                 "plan.precision");
+  if (profile_.gpu && profile_.gpu->matmul_16 > peakFlops(device, DType::BF16) &&
+      profile_.gpu->matmul_16 > peakFlops(device, DType::F16))
+    throw Error(
+        ErrorKind::BadInput,
+        fmt::format("16-bit products at {} are above the peak of {}: a prediction above 100 % of peak is "
+                    "refused; mend the profile",
+                    formatRate(profile_.gpu->matmul_16, "FLOP"), device.name),
+        "profile " + profile_.name);
   for (const trace::OpFit& fit : profile_.ops) {
     if (isMatrixProduct(fit.kind) && peak > 0 && fit.flops_per_s > peak)
       throw Error(
@@ -79,7 +94,9 @@ void CostModel::checkPeaks(const DeviceSpec& device) const {
   }
 }
 
-double CostModel::opSeconds(const Op& op) const {
+double CostModel::opSeconds(const OpCall& call) const {
+  if (profile_.gpu) return gpuOpTime(*profile_.gpu, context_, call).device_s;
+  const Op& op = call.op;
   const trace::OpFit* const fit = fits_[static_cast<std::size_t>(op.kind)];
   if (fit == nullptr)
     throw Error(ErrorKind::BadInput, fmt::format("has no cost for {}; calibrate again", toString(op.kind)),
@@ -91,11 +108,19 @@ double CostModel::opSeconds(const Op& op) const {
 }
 
 double CostModel::segmentSeconds(const Segment& segment) const {
-  double seconds = profile_.task_overhead_s;
+  double seconds = profile_.task_overhead_s, kernels = 0;
   for (std::size_t i = 0; i < segment.ops.size(); ++i) {
     const double times = segment.repeat.empty() ? 1 : static_cast<double>(segment.repeat[i]);
-    seconds += times * opSeconds(segment.ops[i].op);
+    if (profile_.gpu) {
+      const OpTime time = gpuOpTime(*profile_.gpu, context_, segment.ops[i]);
+      seconds += times * time.device_s;
+      kernels += times * time.kernels;
+    } else {
+      seconds += times * opSeconds(segment.ops[i]);
+    }
   }
+  // Kernels shorter than the host needs to launch them run at the host's pace.
+  if (profile_.gpu) seconds = std::max(seconds, kernels * profile_.gpu->host_s);
   for (const MergedComm& comm : segment.comms) {
     const std::vector<RankId> members = graph_.mesh.members(graph_.mesh.groupOf(comm.group, 0));
     seconds += static_cast<double>(comm.times) *
@@ -105,39 +130,39 @@ double CostModel::segmentSeconds(const Segment& segment) const {
   return seconds;
 }
 
+double CostModel::cpuCollectiveSeconds(CommKind kind, double bytes, std::int64_t n) const {
+  // Fitted kinds cover what the communicator does; a receive is measured as a send.
+  const CommKind fitted = kind == CommKind::Recv ? CommKind::Send : kind;
+  const trace::CommFit* const fit = trace::findComm(profile_, fitted, "threads");
+  if (fit == nullptr || !(fit->bytes_per_s > 0))
+    throw Error(ErrorKind::BadInput,
+                fmt::format("has no cost for {} between threads; calibrate again", toString(fitted)),
+                "profile " + profile_.name);
+  const CommShape shape = commShape(kind, bytes, n, true);
+  return shape.steps * fit->alpha_s + shape.bytes / fit->bytes_per_s;
+}
+
 double CostModel::collectiveSeconds(CommKind kind, double bytes, const std::vector<RankId>& members) const {
   const auto n = static_cast<std::int64_t>(members.size());
   if (n <= 1) return 0;
-  const CommShape shape = commShape(kind, bytes, n, cpu_);
-  if (cpu_) {
-    // Fitted kinds cover what the communicator does; a receive is measured as a send.
-    const CommKind fitted = kind == CommKind::Recv ? CommKind::Send : kind;
-    const trace::CommFit* const fit = trace::findComm(profile_, fitted, "threads");
-    if (fit == nullptr || !(fit->bytes_per_s > 0))
-      throw Error(ErrorKind::BadInput,
-                  fmt::format("has no cost for {} between threads; calibrate again", toString(fitted)),
-                  "profile " + profile_.name);
-    return shape.steps * fit->alpha_s + shape.bytes / fit->bytes_per_s;
-  }
-  const NodeGroup& node = cluster_.groups.front();
-  std::int32_t first = cluster_.nodeOf(members.front()), in_first = 0;
-  bool spans_nodes = false;
+  if (cpu_) return cpuCollectiveSeconds(kind, bytes, n);
+  GroupPlacement at;
+  at.ranks = static_cast<double>(n);
+  const std::int32_t first = cluster_.nodeOf(members.front());
+  std::int32_t last = first, in_first = 0, nodes = 1;
   for (const RankId rank : members) {
-    const std::int32_t at = cluster_.nodeOf(rank);
-    spans_nodes = spans_nodes || at != first;
-    in_first += at == first ? 1 : 0;
+    const std::int32_t node = cluster_.nodeOf(rank);
+    nodes += node != last ? 1 : 0;
+    last = node;
+    in_first += node == first ? 1 : 0;
   }
-  double bandwidth = node.scale_up.bandwidth;
-  Ns latency = node.scale_up.latency;
-  if (spans_nodes) {
-    // Every rank of a node belongs to one such group, all running at the same time: a group gets its ranks'
-    // share of the node's NICs, and the spine may be oversubscribed.
-    const double nics = node.nics_per_node * node.nic.bandwidth / cluster_.oversubscription;
-    const double share = samePeer(kind) ? 1.0 : static_cast<double>(in_first);
-    bandwidth = std::min(bandwidth > 0 ? bandwidth : nics, nics * share / node.devices_per_node);
-    latency = node.nic.latency;
-  }
-  return shape.steps * toSeconds(latency) + shape.bytes / bandwidth;
+  at.nodes = nodes;
+  at.per_node = in_first;
+  // Every rank of a node belongs to one such group, all running at the same time: each gets its ranks' share
+  // of the node's NICs.
+  const double per_node = samePeer(kind) ? 1 : in_first;
+  at.node_sharers = std::max(1.0, cluster_.groups.front().devices_per_node / per_node);
+  return sim::collectiveSeconds(fabric_, kind, bytes, at);
 }
 
 TaskCost CostModel::compute(const RankProgram& program, const Task& task) const {

@@ -14,6 +14,8 @@
 
 #include "core/cluster_spec.h"
 #include "core/task_graph.h"
+#include "simulator/gpu_cost.h"
+#include "simulator/network.h"
 #include "traces/cost_profile.h"
 
 namespace bmt::sim {
@@ -60,9 +62,11 @@ class CostModel {
   const std::vector<std::string>& warnings() const { return warnings_; }
   bool cpu() const { return cpu_; }
 
-  double opSeconds(const Op& op) const;
+  // One op alone; on a GPU without the host's pace, which binds per segment.
+  double opSeconds(const OpCall& call) const;
 
  private:
+  double cpuCollectiveSeconds(CommKind kind, double bytes, std::int64_t n) const;
   double collectiveSeconds(CommKind kind, double bytes, const std::vector<RankId>& members) const;
   double segmentSeconds(const Segment& segment) const;
   void checkPeaks(const DeviceSpec& device) const;
@@ -71,6 +75,8 @@ class CostModel {
   const ClusterSpec& cluster_;
   const trace::CostProfile& profile_;
   bool cpu_ = false;
+  KernelContext context_;
+  Fabric fabric_;
   std::vector<Resource> resources_;
   std::vector<double> segment_seconds_;
   std::array<const trace::OpFit*, kNumOpKinds> fits_{};

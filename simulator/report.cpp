@@ -296,7 +296,8 @@ std::string reportToText(const Report& r) {
 trace::CostProfile chooseProfile(const ClusterSpec& cluster, const std::string& path) {
   if (!path.empty()) return trace::loadProfile(path);
   const DeviceSpec& device = cluster.groups.front().device;
-  if (device.kind != DeviceKind::Cpu) return trace::datasheetProfile(device);
+  if (device.kind != DeviceKind::Cpu)
+    return trace::shippedProfile(device.name).value_or(trace::datasheetProfile(device));
   const std::string local = trace::localProfilePath();
   struct stat info {};
   if (::stat(local.c_str(), &info) != 0)
