@@ -65,7 +65,7 @@ Machine inspectMachine() {
 
 // First line that a command prints; empty when there is no such command or it fails.
 std::string firstLine(const std::string& command) {
-  FILE* const pipe = popen((command + " 2>/dev/null").c_str(), "r");
+  FILE* const pipe = popen(("{ " + command + "; } 2>/dev/null").c_str(), "r");
   if (pipe == nullptr) return "";
   std::array<char, 256> line{};
   const bool got = std::fgets(line.data(), line.size(), pipe) != nullptr;
