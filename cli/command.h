@@ -28,6 +28,7 @@ void addCalibrate(CLI::App& app, const Globals& globals, Action& action);
 void addTrain(CLI::App& app, const Globals& globals, Action& action);
 void addCompare(CLI::App& app, const Globals& globals, Action& action);
 void addDoctor(CLI::App& app, const Globals& globals, Action& action);
+void addFit(CLI::App& app, const Globals& globals, Action& action);
 void addValidate(CLI::App& app, const Globals& globals, Action& action);
 
 }  // namespace bmt::cli

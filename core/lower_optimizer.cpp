@@ -65,8 +65,9 @@ void RankLowerer::reduceBucket(std::int32_t index, const Slot& slot) {
   const Arg full{program_.gradients, gradBytes(bucket.begin)};
   const Arg shard{program_.gradients, gradBytes(bucket.begin + shardOffset(bucket))};
   const bool scatter = plan_.zero >= 1;
-  const Comm comm = dataComm(scatter ? CommKind::ReduceScatter : CommKind::AllReduce, GroupKind::Data,
-                             static_cast<std::uint64_t>(index), bucket.count, full, scatter ? shard : full);
+  Comm comm = dataComm(scatter ? CommKind::ReduceScatter : CommKind::AllReduce, GroupKind::Data,
+                       static_cast<std::uint64_t>(index), bucket.count, full, scatter ? shard : full);
+  comm.dtype = plan_.reduce;
   const auto replicated = replicated_.find(index);
   const TaskId sum = replicated == replicated_.end() ? -1 : replicated->second;
   data_tasks_.push_back(

@@ -36,7 +36,8 @@ const std::vector<std::string> kKeys{"dp",
                                      "no-overlap-grad",
                                      "loss-chunk",
                                      "attention",
-                                     "eager",
+                                     "pointwise",
+                                     "reduce",
                                      "order"};
 // Keys of the interface that this version does not lower; refused instead of ignored.
 const std::vector<std::string> kLaterKeys{"shares", "compress", "offload", "overlap-param"};
@@ -88,11 +89,13 @@ constexpr std::array<std::pair<const char*, AttentionKernel>, 4> kAttentions{
      {"flash1", AttentionKernel::Flash1},
      {"softmax", AttentionKernel::Softmax},
      {"unfused", AttentionKernel::Unfused}}};
+constexpr std::array<std::pair<const char*, Pointwise>, 3> kPointwise{
+    {{"fused", Pointwise::Fused}, {"norms", Pointwise::Norms}, {"eager", Pointwise::Eager}}};
 constexpr std::array<std::pair<const char*, DType>, 3> kPrecisions{
     {{"fp32", DType::F32}, {"bf16", DType::BF16}, {"fp16", DType::F16}}};
 
 void set(Plan& plan, const std::string& key, const std::string& value) {
-  const bool flag = key == "sp" || key == "overlap-grad" || key == "no-overlap-grad" || key == "eager";
+  const bool flag = key == "sp" || key == "overlap-grad" || key == "no-overlap-grad";
   if (!flag && value.empty()) fail("plan." + key, "needs a value: " + key + "=...");
   if (key == "dp") plan.dp = degree(key, parseInt(key, value));
   if (key == "tp") plan.tp = degree(key, parseInt(key, value));
@@ -124,7 +127,8 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
       fail("plan.loss-chunk", fmt::format("{} is negative; 0 = whole micro-batch", value));
   }
   if (key == "attention") plan.attention = oneOf(key, value, kAttentions);
-  if (key == "eager") plan.eager = parseBool(key, value);
+  if (key == "pointwise") plan.pointwise = oneOf(key, value, kPointwise);
+  if (key == "reduce") plan.reduce = oneOf(key, value, kPrecisions);
   if (key == "order") plan.order = value;
   if (key == "layers") {
     plan.layers_per_stage.clear();
@@ -159,6 +163,9 @@ std::string_view toString(Recompute policy) {
 }
 std::string_view toString(AttentionKernel kernel) {
   return kAttentions[static_cast<std::size_t>(kernel)].first;
+}
+std::string_view toString(Pointwise fusion) {
+  return kPointwise[static_cast<std::size_t>(fusion)].first;
 }
 
 Plan planFromText(const std::string& text) {
@@ -199,7 +206,8 @@ std::string planToText(const Plan& plan) {
   add(plan.overlap_grad != defaults.overlap_grad, "no-overlap-grad");
   add(plan.loss_chunk != defaults.loss_chunk, fmt::format("loss-chunk={}", plan.loss_chunk));
   add(plan.attention != defaults.attention, fmt::format("attention={}", toString(plan.attention)));
-  add(plan.eager, "eager");
+  add(plan.pointwise != defaults.pointwise, fmt::format("pointwise={}", toString(plan.pointwise)));
+  add(plan.reduce != defaults.reduce, fmt::format("reduce={}", toString(plan.reduce)));
   add(plan.order != defaults.order, fmt::format("order={}", plan.order));
   return text;
 }
@@ -225,7 +233,8 @@ std::string planToJson(const Plan& plan) {
   json["overlap-grad"] = plan.overlap_grad;
   json["loss-chunk"] = plan.loss_chunk;
   if (plan.attention != AttentionKernel::Flash) json["attention"] = std::string(toString(plan.attention));
-  if (plan.eager) json["eager"] = true;
+  if (plan.pointwise != Pointwise::Fused) json["pointwise"] = std::string(toString(plan.pointwise));
+  if (plan.reduce != DType::F32) json["reduce"] = std::string(toString(plan.reduce));
   json["order"] = plan.order;
   return json.dump(2) + "\n";
 }

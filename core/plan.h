@@ -23,8 +23,11 @@ enum class AttentionKernel : std::uint8_t {
   Flash1,
   Softmax,
   Unfused
-};                                                   // "flash", "flash1", "softmax", "unfused"
-enum class Recompute : std::uint8_t { None, Full };  // "none", "full" (each layer from its input)
+};  // "flash", "flash1", "softmax", "unfused"
+// Element-wise chains: fused kernels; norms fused and the rest op by op; all op by op, as plain PyTorch runs
+// them.
+enum class Pointwise : std::uint8_t { Fused, Norms, Eager };  // "fused", "norms", "eager"
+enum class Recompute : std::uint8_t { None, Full };           // "none", "full" (each layer from its input)
 
 struct Plan {
   std::int32_t dp = 1, tp = 1, pp = 1;  // data, tensor, pipeline parallel degrees; ranks = dp * tp * pp
@@ -45,7 +48,8 @@ struct Plan {
   // (tokens, vocab) buffer.
   std::int64_t loss_chunk = 0;
   AttentionKernel attention = AttentionKernel::Flash;
-  bool eager = false;  // element-wise chains run op by op, as plain PyTorch does; false = fused kernels
+  Pointwise pointwise = Pointwise::Fused;
+  DType reduce = DType::F32;          // of gradients on the wire of the dp reduction
   std::string order = "tp-cp-pp-dp";  // fastest-varying axis first
 
   bool operator==(const Plan&) const = default;
@@ -57,6 +61,7 @@ struct Plan {
 std::string_view toString(ScheduleKind kind);
 std::string_view toString(Recompute policy);
 std::string_view toString(AttentionKernel kernel);
+std::string_view toString(Pointwise fusion);
 
 // Text or a path of a JSON file. Errors name the unknown key and the nearest key. Throws Error{BadInput}.
 Plan loadPlan(const std::string& text_or_path);

@@ -318,13 +318,19 @@ void requireExecutable(const TaskGraph& graph) {
   if (graph.model.position == PositionKind::Alibi)
     throw Error(ErrorKind::BadInput, "ALiBi models are simulated but not executed in this version",
                 graph.model.name);
-  if (graph.plan.attention != AttentionKernel::Flash || graph.plan.eager || graph.model.dropout)
-    throw Error(ErrorKind::BadInput,
-                graph.model.dropout
-                    ? std::string("dropout is simulated but not executed in this version")
-                    : fmt::format("attention={}{} is simulated but not executed; kernels here are fused",
-                                  toString(graph.plan.attention), graph.plan.eager ? ",eager" : ""),
-                "plan");
+  const Plan& plan = graph.plan;
+  if (graph.model.dropout)
+    throw Error(ErrorKind::BadInput, "dropout is simulated but not executed in this version",
+                graph.model.name);
+  if (plan.attention != AttentionKernel::Flash || plan.pointwise != Pointwise::Fused ||
+      plan.reduce != DType::F32)
+    throw Error(
+        ErrorKind::BadInput,
+        fmt::format(
+            "attention={},pointwise={},reduce={} is simulated but not executed; kernels here are fused "
+            "and reductions fp32",
+            toString(plan.attention), toString(plan.pointwise), toString(plan.reduce)),
+        "plan");
   if (!graph.model.not_executed.empty())
     throw Error(ErrorKind::BadInput,
                 graph.model.not_executed + " is simulated but not executed in this version",

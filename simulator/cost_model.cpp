@@ -54,7 +54,7 @@ CostModel::CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const t
       resources_.push_back({ResourceKind::Device, rank, 1.0});
   }
   if (!cpu_) {
-    context_ = {graph.plan.attention, graph.plan.eager, graph.model.dropout};
+    context_ = {graph.plan.attention, graph.plan.pointwise, graph.model.dropout};
     // A profile of measured op kinds alone says nothing of links: those come from the datasheet.
     const trace::GpuConstants gpu = profile.gpu ? *profile.gpu : *trace::datasheetProfile(node.device).gpu;
     if (!profile.gpu) warnings_.push_back("link and NIC efficiencies are assumed: the profile has none");
@@ -108,26 +108,25 @@ double CostModel::opSeconds(const OpCall& call) const {
 }
 
 double CostModel::segmentSeconds(const Segment& segment) const {
-  double seconds = profile_.task_overhead_s, kernels = 0;
+  double seconds = profile_.task_overhead_s, calls = 0;
   for (std::size_t i = 0; i < segment.ops.size(); ++i) {
     const double times = segment.repeat.empty() ? 1 : static_cast<double>(segment.repeat[i]);
     if (profile_.gpu) {
       const OpTime time = gpuOpTime(*profile_.gpu, context_, segment.ops[i]);
       seconds += times * time.device_s;
-      kernels += times * time.kernels;
+      calls += times * time.calls;
     } else {
       seconds += times * opSeconds(segment.ops[i]);
     }
   }
-  // Kernels shorter than the host needs to launch them run at the host's pace.
-  if (profile_.gpu) seconds = std::max(seconds, kernels * profile_.gpu->host_s);
   for (const MergedComm& comm : segment.comms) {
     const std::vector<RankId> members = graph_.mesh.members(graph_.mesh.groupOf(comm.group, 0));
     seconds += static_cast<double>(comm.times) *
                (profile_.task_overhead_s +
                 collectiveSeconds(comm.kind, static_cast<double>(comm.count * sizeOf(comm.dtype)), members));
   }
-  return seconds;
+  // Ops and communication shorter than the host needs to issue them run at the host's pace.
+  return profile_.gpu ? std::max(seconds, calls * profile_.gpu->host_s) : seconds;
 }
 
 double CostModel::cpuCollectiveSeconds(CommKind kind, double bytes, std::int64_t n) const {
@@ -175,7 +174,17 @@ TaskCost CostModel::compute(const RankProgram& program, const Task& task) const 
 TaskCost CostModel::communication(const RankProgram& program, const Comm& comm) const {
   const std::vector<RankId> members = graph_.mesh.members(comm.group);
   TaskCost cost;
-  const double seconds = collectiveSeconds(comm.kind, static_cast<double>(comm.bytes()), members);
+  const double bytes = static_cast<double>(comm.bytes());
+  double seconds = collectiveSeconds(comm.kind, bytes, members);
+  const Plan& plan = graph_.plan;
+  if (!cpu_ && samePeer(comm.kind) && plan.tp > 1 && !plan.sequence_parallel) {
+    // Tensor ranks hold the same activations: each sends its part and the receivers gather over their links
+    // (Narayanan et al. 2021, scatter/gather; DeepSpeed partitions likewise).
+    const std::vector<RankId> tensor =
+        graph_.mesh.members(graph_.mesh.groupOf(GroupKind::Tensor, members.back()));
+    seconds = std::min(seconds, collectiveSeconds(comm.kind, bytes / plan.tp, members) +
+                                    collectiveSeconds(CommKind::AllGather, bytes, tensor));
+  }
   cost.duration = fromSeconds(seconds + profile_.task_overhead_s);
   if (cpu_) {
     // Each member copies on its own thread; a sender only waits.

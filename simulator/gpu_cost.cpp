@@ -31,6 +31,45 @@ double rateOf(const GpuConstants& g, DType type) {
   }
 }
 
+// Framework calls behind an op in an eager PyTorch program of the Megatron-LM kind: kernels, views, module
+// and autograd nodes. Counted in Megatron-LM's transformer layer.
+double callsOf(const Op& op, const KernelContext& c, bool scores) {
+  switch (op.kind) {
+    case OpKind::LinearForward:
+      return 4;
+    case OpKind::LinearBackwardInput:
+    case OpKind::LinearBackwardWeight:
+      return 2.5;
+    case OpKind::AttentionForward:
+      return scores ? 18 : 8;
+    case OpKind::AttentionBackward:
+      return scores ? 14 : 4;
+    case OpKind::LayerNormForward:
+    case OpKind::RmsNormForward:
+      return 5 + (c.pointwise == Pointwise::Eager ? 6 : 0);  // with the residual before it
+    case OpKind::LayerNormBackward:
+    case OpKind::RmsNormBackward:
+      return 4 + (c.pointwise == Pointwise::Eager ? 8 : 0);
+    case OpKind::ResidualAdd:
+      return 3;
+    case OpKind::RopeForward:
+    case OpKind::RopeBackward:
+      return c.pointwise != Pointwise::Fused ? 12 : 4;
+    case OpKind::ActivationForward:
+    case OpKind::SwigluForward:
+      return 3;
+    case OpKind::ActivationBackward:
+    case OpKind::SwigluBackward:
+      return 2;
+    case OpKind::CrossEntropyStats:
+      return 16;
+    case OpKind::CrossEntropyBackward:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
 struct Work {
   double device_s = 0, kernels = 0;
   void add(double seconds, double launches) {
@@ -53,7 +92,8 @@ Work scoreAttention(const GpuConstants& g, const KernelContext& c, const Op& op,
     return gemmSeconds(g, m, n, k, batch, op.dtype, scores + 2 * rows);
   };
   const double to_scores = product(t, t, head), from_scores = product(t, head, t);
-  const bool plain = c.attention == AttentionKernel::Unfused;
+  // Megatron-LM's fused kernel takes batches of heads in fours (fused_softmax.py, is_kernel_available).
+  const bool plain = c.attention == AttentionKernel::Unfused || op.dim[0] * op.dim[2] % 4 != 0;
   // Masked softmax in one kernel: read and write (backward: read two, write one). Plain ops: scale, mask,
   // cast to fp32, softmax, cast back.
   Work work;
@@ -115,14 +155,16 @@ OpTime gpuOpTime(const GpuConstants& g, const KernelContext& c, const OpCall& ca
   const auto d = [&op](std::size_t i) { return static_cast<double>(op.dim[i]); };
   const auto has = [&call](std::size_t operand) { return call.operands[operand].region != Region::None; };
   const double e = static_cast<double>(sizeOf(op.dtype));
+  const bool eager = c.pointwise != Pointwise::Fused;
   const double mask = c.dropout ? 0.5 : 0;  // passes: one byte an element
+  const bool scores = c.attention == AttentionKernel::Softmax || c.attention == AttentionKernel::Unfused;
   Work work;
   const auto stream = [&](double elements, Passes p) {
     work.add(elements * e * p.passes / g.memory_bandwidth, p.kernels);
   };
   // What follows a sub-layer: bias, dropout and residual in one kernel, or one after the other.
   const Passes residual =
-      c.eager ? Passes{(c.dropout ? 2.5 : 0) + 3 + 1, c.dropout ? 3.0 : 2.0} : Passes{3 + mask, 1};
+      eager ? Passes{(c.dropout ? 2.5 : 0) + 3 + 1, c.dropout ? 3.0 : 2.0} : Passes{3 + mask, 1};
   switch (op.kind) {
     case OpKind::LinearForward:
       work.add(gemmSeconds(g, d(0), d(1), d(2), 1, op.dtype, bytesMoved(op)), 1);
@@ -137,7 +179,6 @@ OpTime gpuOpTime(const GpuConstants& g, const KernelContext& c, const OpCall& ca
     case OpKind::AttentionForward:
     case OpKind::AttentionBackward: {
       const bool backward = op.kind == OpKind::AttentionBackward;
-      const bool scores = c.attention == AttentionKernel::Softmax || c.attention == AttentionKernel::Unfused;
       work = scores ? scoreAttention(g, c, op, backward) : flashAttention(g, c, op, backward);
       break;
     }
@@ -146,13 +187,13 @@ OpTime gpuOpTime(const GpuConstants& g, const KernelContext& c, const OpCall& ca
       if (has(5) && op.kind == OpKind::LayerNormForward) stream(d(0) * d(1), residual);
       if (has(4) && op.kind == OpKind::RmsNormForward) stream(d(0) * d(1), residual);
       // Plain RMSNorm: cast, square, mean, scale, cast, weight, each in fp32 through memory.
-      const bool plain = c.eager && op.kind == OpKind::RmsNormForward;
+      const bool plain = c.pointwise == Pointwise::Eager && op.kind == OpKind::RmsNormForward;
       stream(d(0) * d(1), plain ? Passes{18, 6} : Passes{2, 1});
       break;
     }
     case OpKind::LayerNormBackward:
     case OpKind::RmsNormBackward: {
-      const bool plain = c.eager && op.kind == OpKind::RmsNormBackward;
+      const bool plain = c.pointwise == Pointwise::Eager && op.kind == OpKind::RmsNormBackward;
       // dx, then the reductions of dw (and db), which read both inputs again.
       stream(d(0) * d(1), plain ? Passes{30, 10} : Passes{5, 2});
       if (has(op.kind == OpKind::LayerNormBackward ? 8 : 7))
@@ -164,20 +205,20 @@ OpTime gpuOpTime(const GpuConstants& g, const KernelContext& c, const OpCall& ca
       stream(d(0) * d(1), residual);
       break;
     case OpKind::ActivationForward:
-      stream(d(0), c.eager ? Passes{4, 2} : Passes{2, 1});
+      stream(d(0), eager ? Passes{4, 2} : Passes{2, 1});
       break;
     case OpKind::ActivationBackward:
       stream(d(0), {3, 1});
       break;
     case OpKind::SwigluForward:
-      stream(d(0) * d(1), c.eager ? Passes{5, 2} : Passes{3, 1});
+      stream(d(0) * d(1), eager ? Passes{5, 2} : Passes{3, 1});
       break;
     case OpKind::SwigluBackward:
-      stream(d(0) * d(1), c.eager ? Passes{11, 4} : Passes{5, 1});
+      stream(d(0) * d(1), eager ? Passes{11, 4} : Passes{5, 1});
       break;
     case OpKind::RopeForward:
     case OpKind::RopeBackward:
-      stream(d(0) * (d(2) + d(3)) * d(4), c.eager ? Passes{9, 8} : Passes{2, 1});
+      stream(d(0) * (d(2) + d(3)) * d(4), eager ? Passes{9, 8} : Passes{2, 1});
       break;
     // Logits go to fp32 first. Megatron-LM's vocabulary-parallel loss: maximum, difference, target,
     // exponential, sum, quotient, each through memory; others: one log-softmax kernel.
@@ -191,7 +232,7 @@ OpTime gpuOpTime(const GpuConstants& g, const KernelContext& c, const OpCall& ca
       work.add(bytesMoved(op) / g.memory_bandwidth, 1);
       break;
   }
-  return {work.device_s + work.kernels * g.launch_s, work.kernels};
+  return {work.device_s + work.kernels * g.launch_s, callsOf(op, c, scores)};
 }
 
 }  // namespace bmt::sim

@@ -25,13 +25,13 @@ namespace bmt::sim {
 
 struct KernelContext {
   AttentionKernel attention = AttentionKernel::Flash;
-  bool eager = false;
+  Pointwise pointwise = Pointwise::Fused;
   bool dropout = false;
 };
 
 struct OpTime {
   double device_s = 0;  // launch gaps included
-  double kernels = 0;   // launched by the host
+  double calls = 0;     // of the framework, on the host
 };
 
 OpTime gpuOpTime(const trace::GpuConstants& gpu, const KernelContext& context, const OpCall& call);

@@ -42,9 +42,10 @@ double pointToPoint(double bytes, double bandwidth, double alpha) {
 
 namespace {
 
-// Time on the wire, with the chunk pipeline filling at half rate until `fill` has passed.
-double wire(const Fabric& f, double seconds) {
-  return seconds + std::min(seconds, f.fill);
+// Time on the wire of a ring that goes round `rounds` times: the chunk pipeline of each runs at half rate
+// until `fill` has passed.
+double wire(const Fabric& f, double seconds, double rounds) {
+  return seconds + std::min(seconds, rounds * f.fill);
 }
 
 // Latency of a ring that walks through nodes: only the steps between nodes pay the network's.
@@ -55,14 +56,14 @@ double ringLatency(const Fabric& f, const GroupPlacement& at, double rounds) {
 
 double allReduceSeconds(const Fabric& f, double bytes, const GroupPlacement& at, double ring_bandwidth) {
   const double n = at.ranks;
-  double best = std::max(0.0, ringLatency(f, at, 2)) + wire(f, ringAllReduce(bytes, n, ring_bandwidth, 0));
+  double best = std::max(0.0, ringLatency(f, at, 2)) + wire(f, ringAllReduce(bytes, n, ring_bandwidth, 0), 2);
   if (at.nodes > 1) {
     // Chains inside the nodes, a double tree across: more bytes per link, far fewer steps.
     const double latency =
         2 * ((at.per_node - 1) * f.link_latency + std::ceil(std::log2(at.nodes)) * f.nic_latency);
-    best = std::min(best, latency + wire(f, doubleTreeAllReduce(bytes, n, ring_bandwidth, 0)));
+    best = std::min(best, latency + wire(f, doubleTreeAllReduce(bytes, n, ring_bandwidth, 0), 2));
   } else if (f.multicast_bandwidth > ring_bandwidth) {
-    best = std::min(best, 2 * f.link_latency + wire(f, ringAllReduce(bytes, n, f.multicast_bandwidth, 0)));
+    best = std::min(best, 2 * f.link_latency + wire(f, ringAllReduce(bytes, n, f.multicast_bandwidth, 0), 2));
   }
   return best;
 }
@@ -104,7 +105,8 @@ double collectiveSeconds(const Fabric& f, CommKind kind, double bytes, const Gro
       return f.start + allReduceSeconds(f, bytes, at, ring);
     case CommKind::AllGather:
     case CommKind::ReduceScatter:
-      return f.start + std::max(0.0, ringLatency(f, at, 1)) + wire(f, ringGather(bytes, at.ranks, ring, 0));
+      return f.start + std::max(0.0, ringLatency(f, at, 1)) +
+             wire(f, ringGather(bytes, at.ranks, ring, 0), 1);
     case CommKind::Send:
     case CommKind::Recv:
       break;

@@ -43,7 +43,7 @@ struct Fabric {
   double nics = 0;                 // NICs of a node; a single rank uses at most one
   double nic_latency = 0;          // s per step across nodes
   double start = 0;                // s per operation: launch and set-up
-  double fill = 0;                 // s until the pipeline of chunks runs at full rate
+  double fill = 0;                 // s until the pipeline of chunks runs at full rate, per round of a ring
 };
 
 // What the collectives of one node type reach, with the device's efficiencies.

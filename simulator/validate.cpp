@@ -34,22 +34,6 @@ std::vector<double> ranks(const std::vector<double>& values) {
   return rank;
 }
 
-ValidatedRun predict(const MeasuredRun& run, const trace::CostProfile& profile) {
-  ValidatedRun result;
-  result.run = run;
-  // Stage granularity suffices unless gradient buckets start inside a chunk's backward.
-  const bool layers = run.plan.dp > 1 && run.plan.overlap_grad;
-  const Report report = simulatePlan(run.model, run.cluster, run.plan, profile, RankSelection::Folded,
-                                     layers ? Granularity::Layer : Granularity::Stage)
-                            .report;
-  result.step_s = report.step_time_s;
-  result.peak_gib = static_cast<double>(report.peak_memory) / static_cast<double>(kGiB) +
-                    (run.device_level ? kContextGib : 0);
-  result.fits = report.fits;
-  result.simulate_s = report.simulate_wall_s;
-  return result;
-}
-
 std::string gridName(const MeasuredRun& r) {
   return r.source + " " + r.model.name + " seq " + std::to_string(r.model.seq_len) + " " +
          std::to_string(r.cluster.numDevices()) + "x" + r.gpu + " gb " + std::to_string(r.plan.global_batch);
@@ -122,6 +106,22 @@ void fillSummaries(Validation& v) {
 
 }  // namespace
 
+ValidatedRun predictRun(const MeasuredRun& run, const trace::CostProfile& profile) {
+  ValidatedRun result;
+  result.run = run;
+  // Stage granularity suffices unless gradient buckets start inside a chunk's backward.
+  const bool layers = run.plan.dp > 1 && run.plan.overlap_grad;
+  const Report report = simulatePlan(run.model, run.cluster, run.plan, profile, RankSelection::Folded,
+                                     layers ? Granularity::Layer : Granularity::Stage)
+                            .report;
+  result.step_s = report.step_time_s;
+  result.peak_gib = static_cast<double>(report.peak_memory) / static_cast<double>(kGiB) +
+                    (run.device_level ? kContextGib : 0);
+  result.fits = report.fits;
+  result.simulate_s = report.simulate_wall_s;
+  return result;
+}
+
 double spearman(const std::vector<double>& a, const std::vector<double>& b) {
   const std::vector<double> x = ranks(a), y = ranks(b);
   const double n = static_cast<double>(x.size());
@@ -192,7 +192,7 @@ Validation validateRuns(const std::vector<MeasuredRun>& runs, const ValidateOpti
     for (std::size_t t = next++; t < todo.size(); t = next++) {
       const std::size_t i = todo[t];
       try {
-        results[i] = predict(runs[i], profiles.at(runs[i].cluster.groups.front().device.name));
+        results[i] = predictRun(runs[i], profiles.at(runs[i].cluster.groups.front().device.name));
       } catch (const Error& error) {
         failures[i] = error.what();
       }

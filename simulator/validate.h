@@ -60,6 +60,7 @@ struct ValidateOptions {
   std::function<void(std::int64_t, std::int64_t)> progress;  // done, total; from one thread at a time
 };
 
+ValidatedRun predictRun(const MeasuredRun& run, const trace::CostProfile& profile);
 Validation validateRuns(const std::vector<MeasuredRun>& runs, const ValidateOptions& options);
 
 // Statistics, exposed for tests. Ties: Spearman on mean ranks, Kendall tau-b. 0 for fewer than 2 values.

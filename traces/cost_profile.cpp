@@ -92,7 +92,7 @@ const std::vector<GpuField>& gpuFields() {
       {"multicast_efficiency", &G::multicast_efficiency, "", "of the nominal link, all-reduce in the switch"},
       {"nic_efficiency", &G::nic_efficiency, "", "of the NICs' nominal rate, rings across nodes"},
       {"comm_start_s", &G::comm_start_s, "s", "launch and set-up of a collective"},
-      {"comm_fill_s", &G::comm_fill_s, "s", "until a collective's chunk pipeline runs at full rate"},
+      {"comm_fill_s", &G::comm_fill_s, "s", "until the chunk pipeline runs at full rate, per round of a ring"},
   };
   return fields;
 }
@@ -264,7 +264,7 @@ CostProfile datasheetProfile(const DeviceSpec& device) {
   g.link_efficiency = 0.8;
   g.nic_efficiency = 0.9;
   g.comm_start_s = 20e-6;
-  g.comm_fill_s = 100e-6;
+  g.comm_fill_s = 50e-6;
   for (const GpuField& field : gpuFields()) g.sources[field.name] = "assumed: " + p.source;
   p.gpu = g;
   return p;

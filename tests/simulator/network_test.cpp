@@ -43,7 +43,7 @@ Fabric testFabric() {
   f.nics = 8;
   f.nic_latency = 14e-6;
   f.start = 10e-6;
-  f.fill = 100e-6;
+  f.fill = 50e-6;
   return f;
 }
 
