@@ -27,6 +27,17 @@ std::int64_t savedScoreBytes(const BlockShape& s) {
   return scores * (element + (unfused ? sizeOf(DType::F32) : 0) + (m.dropout ? 1 + element : 0));
 }
 
+std::int64_t savedNormBytes(const BlockShape& s) {
+  if (s.pointwise != Pointwise::Eager || s.model->norm != NormKind::RmsNorm) return 0;
+  return s.rows * s.model->d_model * (sizeOf(DType::F32) + sizeOf(s.dtype));
+}
+
+std::int64_t lossBytes(const BlockShape& s) {
+  const bool fused = s.pointwise == Pointwise::Fused &&
+                     (s.attention == AttentionKernel::Flash || s.attention == AttentionKernel::Flash1);
+  return fused ? 0 : 2 * s.loss_rows * s.vocab_rows() * sizeOf(DType::F32);
+}
+
 void declareAttention(Params& params, const BlockShape& s, ParamGroup group) {
   const ModelSpec& m = *s.model;
   const std::int64_t c = m.d_model, q = m.heads * m.d_head, kv = m.kv_heads * m.d_head;
@@ -53,6 +64,7 @@ void layoutAttention(Half& half, SavedLayout& saved, const BlockShape& s) {
   const Sizes n = sizesOf(s);
   half.stats = saveNormStats(saved, s);
   half.norm = saved.add(s.rows * n.c, s.dtype);
+  saved.add(savedNormBytes(s), DType::I8);
   half.projected = saved.add(s.tokens * n.qkv_cols, s.dtype);
   half.result = saved.add(s.tokens * n.att_cols, s.dtype);
   half.lse = saved.add(s.batch * n.heads * s.model->seq_len, DType::F32);

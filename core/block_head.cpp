@@ -29,6 +29,7 @@ Block buildHeadBlock(const BlockShape& s, HeadTable table) {
     const Operand full = b.gatherRows(norm);
     const Operand dnorm = b.work(s.tokens * c);
     const Operand logits = b.work(s.loss_rows * v);
+    if (lossBytes(s) > 0) b.work(lossBytes(s), DType::I8);
     const Operand all_stats = b.work(s.tp * s.loss_rows * 3, DType::F32);
     const auto rowOffset = [&](Operand operand, std::int64_t row, std::int64_t cols, Bytes element) {
       operand.offset += row * cols * element;

@@ -39,6 +39,9 @@ void layoutMlp(Half& half, SavedLayout& saved, const BlockShape& s) {
   const std::int64_t ff = m.d_ff / s.tp;
   half.stats = saveNormStats(saved, s);
   half.norm = saved.add(s.rows * m.d_model, s.dtype);
+  saved.add(savedNormBytes(s), DType::I8);
+  // Simulated only: op by op, silu's output is kept beside the product with it.
+  if (m.gated_mlp && s.pointwise != Pointwise::Fused) saved.add(s.tokens * ff, s.dtype);
   half.projected = saved.add(s.tokens * (m.gated_mlp ? 2 : 1) * ff, s.dtype);
   half.result = saved.add(s.tokens * ff, s.dtype);
 }

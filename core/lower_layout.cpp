@@ -38,7 +38,7 @@ void RankLowerer::cutBuckets(std::vector<Placed>& blocks) {
     elements += blocks[i].block->elements;
     const bool waits = tiedAcrossStages() && blocks[i].kind != BlockKind::Layer;
     const bool before_waiting = tiedAcrossStages() && i > 0 && blocks[i - 1].kind == BlockKind::Embedding;
-    if (i == 0 || waits || before_waiting || gradBytes(elements) >= plan_.bucket) {
+    if (i == 0 || waits || before_waiting || stateBytes(elements) >= plan_.bucket) {
       starts.push_back(i);
       elements = 0;
     }
@@ -104,7 +104,7 @@ void RankLowerer::makePersistentBuffers() {
   // Adam moments, and an fp32 master copy when the weights are 16-bit; sharded over dp by ZeRO-1.
   const std::int64_t states = plan_.precision == DType::F32 ? 2 : 3;
   const std::int64_t shards = plan_.zero >= 1 ? plan_.dp : 1;
-  p.optimizer = addBuffer(BufferKind::Optimizer, states * gradBytes(p.flat_elements / shards), true);
+  p.optimizer = addBuffer(BufferKind::Optimizer, states * stateBytes(p.flat_elements / shards), true);
   if (tiedOnRank())
     tied_grad_ =
         addBuffer(BufferKind::Gradients, gradBytes(ceilDiv(model_.vocab, plan_.tp) * model_.d_model), true);

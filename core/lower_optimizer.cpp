@@ -27,7 +27,7 @@ Comm RankLowerer::dataComm(CommKind kind, GroupKind group, std::uint64_t seq, st
   comm.group = graph_.mesh.groupOf(group, program_.rank);
   comm.seq = seq;
   comm.count = count;
-  comm.dtype = DType::F32;
+  comm.dtype = plan_.grads;
   comm.src = src;
   comm.dst = dst;
   return comm;
@@ -65,9 +65,8 @@ void RankLowerer::reduceBucket(std::int32_t index, const Slot& slot) {
   const Arg full{program_.gradients, gradBytes(bucket.begin)};
   const Arg shard{program_.gradients, gradBytes(bucket.begin + shardOffset(bucket))};
   const bool scatter = plan_.zero >= 1;
-  Comm comm = dataComm(scatter ? CommKind::ReduceScatter : CommKind::AllReduce, GroupKind::Data,
-                       static_cast<std::uint64_t>(index), bucket.count, full, scatter ? shard : full);
-  comm.dtype = plan_.reduce;
+  const Comm comm = dataComm(scatter ? CommKind::ReduceScatter : CommKind::AllReduce, GroupKind::Data,
+                             static_cast<std::uint64_t>(index), bucket.count, full, scatter ? shard : full);
   const auto replicated = replicated_.find(index);
   const TaskId sum = replicated == replicated_.end() ? -1 : replicated->second;
   data_tasks_.push_back(
@@ -170,8 +169,8 @@ Segment RankLowerer::adamSegment(std::size_t bucket_index) {
     OpCall call;
     call.op = {OpKind::AdamW, plan_.precision, {end - begin, decay, graph_.scalars.num_slots}, 0};
     call.operands[0] = {Region::Weight, weightBytes(begin)};
-    call.operands[1] = {Region::Optimizer, gradBytes(state)};
-    call.operands[2] = {Region::Optimizer, gradBytes(num_states + state)};
+    call.operands[1] = {Region::Optimizer, stateBytes(state)};
+    call.operands[2] = {Region::Optimizer, stateBytes(num_states + state)};
     call.operands[3] = {Region::Grad, gradBytes(begin)};
     call.operands[4] = {Region::Scalars, 0};
     segment.ops.push_back(call);

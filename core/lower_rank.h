@@ -166,7 +166,8 @@ class RankLowerer {
   bool tiedOnRank() const { return model_.tied_embedding && plan_.pp == 1; }
   TaskId nextTask() const { return static_cast<TaskId>(program_.tasks.size()); }
   Bytes weightBytes(std::int64_t elements) const { return elements * sizeOf(plan_.precision); }
-  static Bytes gradBytes(std::int64_t elements) { return elements * sizeOf(DType::F32); }
+  Bytes gradBytes(std::int64_t elements) const { return elements * sizeOf(plan_.grads); }
+  static Bytes stateBytes(std::int64_t elements) { return elements * sizeOf(DType::F32); }
 
   // Layout (lower_layout.cpp).
   void placeBlocks();

@@ -15,6 +15,7 @@ BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t
   shape.rows = plan.sequence_parallel ? shape.tokens / plan.tp : shape.tokens;
   shape.dtype = plan.precision;
   shape.attention = plan.attention;
+  shape.pointwise = plan.pointwise;
   shape.loss_rows = plan.loss_chunk > 0 ? std::min(plan.loss_chunk, shape.tokens) : shape.tokens;
   shape.loss_scale = 1.0 / static_cast<double>(plan.global_batch * model.seq_len);
   return shape;

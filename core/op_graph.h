@@ -63,6 +63,7 @@ struct BlockShape {
   bool sequence_parallel = false;
   DType dtype = DType::F32;  // activations and weights
   AttentionKernel attention = AttentionKernel::Flash;
+  Pointwise pointwise = Pointwise::Fused;
   std::int64_t loss_rows = 0;  // rows of logits at a time
   double loss_scale = 1;       // 1 / tokens of the global batch
   std::int64_t vocab_rows() const { return ceilDiv(model->vocab, tp); }
@@ -76,6 +77,12 @@ enum class HeadTable : std::uint8_t {
 
 // Bytes of attention scores kept from forward to backward by one layer; 0 with fused attention.
 std::int64_t savedScoreBytes(const BlockShape& shape);
+// Bytes that an RMSNorm made of plain ops keeps beyond a fused one (simulated only): its input in fp32 and
+// the normalised rows before the weight.
+std::int64_t savedNormBytes(const BlockShape& shape);
+// Bytes of fp32 logits and probabilities beside the logits, where the loss is made of plain ops (simulated
+// only).
+std::int64_t lossBytes(const BlockShape& shape);
 
 Block buildEmbeddingBlock(const BlockShape& shape);
 Block buildLayerBlock(const BlockShape& shape);

@@ -37,7 +37,7 @@ const std::vector<std::string> kKeys{"dp",
                                      "loss-chunk",
                                      "attention",
                                      "pointwise",
-                                     "reduce",
+                                     "grads",
                                      "order"};
 // Keys of the interface that this version does not lower; refused instead of ignored.
 const std::vector<std::string> kLaterKeys{"shares", "compress", "offload", "overlap-param"};
@@ -128,7 +128,7 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
   }
   if (key == "attention") plan.attention = oneOf(key, value, kAttentions);
   if (key == "pointwise") plan.pointwise = oneOf(key, value, kPointwise);
-  if (key == "reduce") plan.reduce = oneOf(key, value, kPrecisions);
+  if (key == "grads") plan.grads = oneOf(key, value, kPrecisions);
   if (key == "order") plan.order = value;
   if (key == "layers") {
     plan.layers_per_stage.clear();
@@ -207,7 +207,7 @@ std::string planToText(const Plan& plan) {
   add(plan.loss_chunk != defaults.loss_chunk, fmt::format("loss-chunk={}", plan.loss_chunk));
   add(plan.attention != defaults.attention, fmt::format("attention={}", toString(plan.attention)));
   add(plan.pointwise != defaults.pointwise, fmt::format("pointwise={}", toString(plan.pointwise)));
-  add(plan.reduce != defaults.reduce, fmt::format("reduce={}", toString(plan.reduce)));
+  add(plan.grads != defaults.grads, fmt::format("grads={}", toString(plan.grads)));
   add(plan.order != defaults.order, fmt::format("order={}", plan.order));
   return text;
 }
@@ -234,7 +234,7 @@ std::string planToJson(const Plan& plan) {
   json["loss-chunk"] = plan.loss_chunk;
   if (plan.attention != AttentionKernel::Flash) json["attention"] = std::string(toString(plan.attention));
   if (plan.pointwise != Pointwise::Fused) json["pointwise"] = std::string(toString(plan.pointwise));
-  if (plan.reduce != DType::F32) json["reduce"] = std::string(toString(plan.reduce));
+  if (plan.grads != DType::F32) json["grads"] = std::string(toString(plan.grads));
   json["order"] = plan.order;
   return json.dump(2) + "\n";
 }

@@ -49,7 +49,7 @@ struct Plan {
   std::int64_t loss_chunk = 0;
   AttentionKernel attention = AttentionKernel::Flash;
   Pointwise pointwise = Pointwise::Fused;
-  DType reduce = DType::F32;          // of gradients on the wire of the dp reduction
+  DType grads = DType::F32;           // parameter gradients, in memory and on the wire of the dp reduction
   std::string order = "tp-cp-pp-dp";  // fastest-varying axis first
 
   bool operator==(const Plan&) const = default;

@@ -323,13 +323,13 @@ void requireExecutable(const TaskGraph& graph) {
     throw Error(ErrorKind::BadInput, "dropout is simulated but not executed in this version",
                 graph.model.name);
   if (plan.attention != AttentionKernel::Flash || plan.pointwise != Pointwise::Fused ||
-      plan.reduce != DType::F32)
+      plan.grads != DType::F32)
     throw Error(
         ErrorKind::BadInput,
         fmt::format(
-            "attention={},pointwise={},reduce={} is simulated but not executed; kernels here are fused "
-            "and reductions fp32",
-            toString(plan.attention), toString(plan.pointwise), toString(plan.reduce)),
+            "attention={},pointwise={},grads={} is simulated but not executed; kernels here are fused "
+            "and gradients fp32",
+            toString(plan.attention), toString(plan.pointwise), toString(plan.grads)),
         "plan");
   if (!graph.model.not_executed.empty())
     throw Error(ErrorKind::BadInput,

@@ -183,7 +183,7 @@ void readPlan(Row& row, MeasuredRun& run) {
     p.pointwise = hasAny(attention, {"fused rmsnorm"}) ? Pointwise::Norms : Pointwise::Eager;
   // fp16 training with a loss scale reduces fp16 gradients (Megatron-LM, DeepSpeed); bf16 accumulates in
   // fp32.
-  if (p.precision == DType::F16) p.reduce = DType::F16;
+  if (p.precision == DType::F16) p.grads = DType::F16;
 
   const std::string notes = lower(row.text("notes"));
   p.overlap_grad = hasAny(attention, {"te"}) || p.zero >= 2;

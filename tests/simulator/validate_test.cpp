@@ -33,7 +33,7 @@ TEST(MeasuredRun, ReadsModelClusterAndPlan) {
   EXPECT_EQ(
       planToText(run.plan),
       "dp=1,tp=8,pp=8,mb=1,gb=64,schedule=interleaved,chunks=3,recompute=full,precision=fp16,no-overlap-grad,"
-      "attention=softmax,order=tp-cp-dp-pp");
+      "attention=softmax,grads=fp16,order=tp-cp-dp-pp");
   EXPECT_TRUE(run.model.dropout);
   EXPECT_EQ(run.cluster.numNodes(), 8);
   EXPECT_EQ(run.cluster.groups[0].nics_per_node, 8);
