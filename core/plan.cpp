@@ -78,10 +78,16 @@ T oneOf(const std::string& key, const std::string& value,
                                   fmt::join(names, ", "), nearestName(value, names)));
 }
 
-constexpr std::array<std::pair<const char*, ScheduleKind>, 3> kSchedules{
+constexpr std::array<std::pair<const char*, ScheduleKind>, kNumScheduleKinds> kSchedules{
     {{"gpipe", ScheduleKind::GPipe},
      {"1f1b", ScheduleKind::OneFOneB},
-     {"interleaved", ScheduleKind::Interleaved}}};
+     {"interleaved", ScheduleKind::Interleaved},
+     {"bfs", ScheduleKind::BreadthFirst},
+     {"zb-h1", ScheduleKind::ZbH1},
+     {"zb-h2", ScheduleKind::ZbH2},
+     {"zb-v", ScheduleKind::ZbV},
+     {"zb-auto", ScheduleKind::ZbAuto},
+     {"dualpipev", ScheduleKind::DualPipeV}}};
 constexpr std::array<std::pair<const char*, Recompute>, 2> kRecomputes{
     {{"none", Recompute::None}, {"full", Recompute::Full}}};
 constexpr std::array<std::pair<const char*, AttentionKernel>, 4> kAttentions{

@@ -15,7 +15,20 @@
 
 namespace bmt {
 
-enum class ScheduleKind : std::uint8_t { GPipe, OneFOneB, Interleaved };  // "gpipe", "1f1b", "interleaved"
+// In the order of their names: "gpipe", "1f1b", "interleaved", "bfs" (looped breadth-first), "zb-h1",
+// "zb-h2", "zb-v", "zb-auto", "dualpipev".
+enum class ScheduleKind : std::uint8_t {
+  GPipe,
+  OneFOneB,
+  Interleaved,
+  BreadthFirst,
+  ZbH1,
+  ZbH2,
+  ZbV,
+  ZbAuto,
+  DualPipeV
+};
+inline constexpr int kNumScheduleKinds = static_cast<int>(ScheduleKind::DualPipeV) + 1;
 // How attention is computed: one fused kernel that keeps no scores (FlashAttention 2; 1), or scores in memory
 // with Megatron-LM's fused mask-and-softmax kernel, or with plain PyTorch ops (fp32 softmax).
 enum class AttentionKernel : std::uint8_t {
