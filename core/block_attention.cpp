@@ -94,33 +94,32 @@ Operand attentionForward(Builder& f, const BlockShape& s, const Params& params, 
   return partial;
 }
 
-void attentionBackward(Builder& b, const BlockShape& s, const Params& params, const Half& half,
-                       std::int64_t acc) {
+void attentionBackward(BackwardBuilder& back, const BlockShape& s, const Params& params, const Half& half,
+                       Operand dout, Operand din) {
   const ModelSpec& m = *s.model;
   const Sizes n = sizesOf(s);
-  const std::int64_t alibi = m.position == PositionKind::Alibi ? 1 : 0;
-  const Operand stream{Region::Stream, 0};
-  if (m.attn_out_bias) b.op(OpKind::BiasBackward, {s.rows, n.c, acc}, {params.grad("attn.out.bias"), stream});
-  const Operand dout = b.gatherRows(stream);
+  const std::int64_t alibi = m.position == PositionKind::Alibi ? 1 : 0, acc = back.acc;
+  Builder &b = back.input, &w = back.weight();
+  if (m.attn_out_bias) w.op(OpKind::BiasBackward, {s.rows, n.c, acc}, {params.grad("attn.out.bias"), dout});
+  const Operand dout_rows = back.gatherKept(dout);
   const Operand datt = b.work(s.tokens * n.att_cols);
   b.op(OpKind::LinearBackwardInput, {s.tokens, n.c, n.att_cols},
-       {datt, dout, params.weight("attn.out.weight")});
-  b.op(OpKind::LinearBackwardWeight, {s.tokens, n.c, n.att_cols, acc},
-       {params.grad("attn.out.weight"), {}, dout, half.result});
-  const Operand dqkv = b.work(s.tokens * n.qkv_cols);
+       {datt, dout_rows, params.weight("attn.out.weight")});
+  w.op(OpKind::LinearBackwardWeight, {s.tokens, n.c, n.att_cols, acc},
+       {params.grad("attn.out.weight"), {}, dout_rows, half.result});
+  const Operand dqkv = back.kept(s.tokens * n.qkv_cols);
   b.op(OpKind::AttentionBackward, {s.batch, m.seq_len, n.heads, n.kv_heads, m.d_head, alibi},
        {dqkv, datt, half.projected, half.result, half.lse});
   if (m.position == PositionKind::Rope)
     b.op(OpKind::RopeBackward, {s.tokens, m.seq_len, n.heads, n.kv_heads, m.d_head}, {dqkv}, m.rope_theta);
-  b.op(OpKind::LinearBackwardWeight, {s.tokens, n.qkv_cols, n.c, acc},
+  w.op(OpKind::LinearBackwardWeight, {s.tokens, n.qkv_cols, n.c, acc},
        {params.grad("attn.q.weight"), m.qkv_bias ? params.grad("attn.q.bias") : Operand{}, dqkv,
-        b.gatherRows(half.norm)});
+        w.gatherRows(half.norm)});
   const Operand dnorm = b.work(s.tokens * n.c);
   b.op(OpKind::LinearBackwardInput, {s.tokens, n.qkv_cols, n.c},
        {dnorm, dqkv, params.weight("attn.q.weight")});
-  normBackward(b, s, params, half.norm_name, stream, b.reduceRows(dnorm), half.input, half.stats, stream,
-               acc);
-  b.release(0);
+  normBackward(b, s, params, half.norm_name, din, b.reduceRows(dnorm), half.input, half.stats, dout, acc);
+  back.endHalf();
 }
 
 }  // namespace bmt

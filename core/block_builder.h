@@ -94,6 +94,54 @@ class SavedLayout {
   Bytes used_ = 0;
 };
 
+// Builds the backward pass of a block: input gradients, and weight gradients right after them or, where
+// backward is split, in a pass of their own, for which `kept` tensors then outlive the first.
+class BackwardBuilder {
+ public:
+  BackwardBuilder(const BlockShape& shape, Block& block, bool first_microbatch)
+      : acc(first_microbatch ? 0 : 1),
+        input(shape, first_microbatch ? block.backward_first : block.backward),
+        weight_(shape, first_microbatch ? block.weight_first : block.weight),
+        shape_(shape),
+        block_(block) {}
+
+  const std::int64_t acc;  // 1: parameter gradients are added to
+  Builder input;
+  Builder& weight() { return shape_.split_backward ? weight_ : input; }
+
+  // Scratch that the weight gradients read.
+  Operand kept(std::int64_t elements) {
+    if (!shape_.split_backward) return input.work(elements);
+    const Operand operand{Region::Deferred, deferred_};
+    deferred_ += aligned(elements * sizeOf(shape_.dtype));
+    return operand;
+  }
+  // All rows of a gradient that the weight gradients read again.
+  Operand gatherKept(Operand shard) {
+    if (!shape_.sequence_parallel || !shape_.split_backward) return input.gatherRows(shard);
+    const std::int64_t count = shape_.tokens * shape_.model->d_model;
+    const Operand full = kept(count);
+    input.comm(CommKind::AllGather, count, shape_.dtype, shard, full);
+    return full;
+  }
+  // Scratch of a half is free again.
+  void endHalf() {
+    input.release(0);
+    weight_.release(0);
+  }
+  void finish() {
+    block_.backward_work = input.highWater();
+    block_.weight_work = weight_.highWater();
+    block_.deferred_bytes = deferred_;
+  }
+
+ private:
+  Builder weight_;
+  const BlockShape& shape_;
+  Block& block_;
+  Bytes deferred_ = 0;
+};
+
 // Collects the block's parameters in flat order and finds them again by name.
 class Params {
  public:
@@ -160,8 +208,8 @@ struct Residual {
 enum class ParamGroup : std::uint8_t { Matrices, ShardedBiases, Replicated };
 
 // A half of a layer: norm, projections and what is between them. Forward returns the partial sums of its
-// output [tokens, C] (to be reduced over tp); backward turns the gradient in Region::Stream, of the residual
-// stream after the half, into the gradient before it, in place.
+// output [tokens, C] (to be reduced over tp); backward turns `dout`, the gradient of the residual stream
+// after the half, into `din`, the one before it (the same operand where backward is not split).
 struct Half {
   std::string norm_name;
   NormStats stats;
@@ -175,12 +223,13 @@ void declareAttention(Params& params, const BlockShape& s, ParamGroup group);
 void layoutAttention(Half& half, SavedLayout& saved, const BlockShape& s);
 Operand attentionForward(Builder& f, const BlockShape& s, const Params& params, const Half& half,
                          const Residual& in);
-void attentionBackward(Builder& b, const BlockShape& s, const Params& params, const Half& half,
-                       std::int64_t acc);
+void attentionBackward(BackwardBuilder& b, const BlockShape& s, const Params& params, const Half& half,
+                       Operand dout, Operand din);
 void declareMlp(Params& params, const BlockShape& s, ParamGroup group);
 void layoutMlp(Half& half, SavedLayout& saved, const BlockShape& s);
 Operand mlpForward(Builder& f, const BlockShape& s, const Params& params, const Half& half,
                    const Residual& in);
-void mlpBackward(Builder& b, const BlockShape& s, const Params& params, const Half& half, std::int64_t acc);
+void mlpBackward(BackwardBuilder& b, const BlockShape& s, const Params& params, const Half& half,
+                 Operand dout, Operand din);
 
 }  // namespace bmt

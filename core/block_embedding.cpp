@@ -15,7 +15,7 @@ Block buildEmbeddingBlock(const BlockShape& s) {
   if (m.embedding_norm) params.norm("embedding_norm");
 
   const std::int64_t row_begin = s.vocab_rows() * s.tp_index;
-  const std::int64_t first = s.sequence_parallel ? s.rows * s.tp_index : 0;
+  const std::int64_t first_row = s.sequence_parallel ? s.rows * s.tp_index : 0;
   SavedLayout saved;
   const Operand raw = m.embedding_norm ? saved.add(s.rows * c, s.dtype) : Operand{Region::Out, 0};
   NormStats stats;
@@ -32,23 +32,26 @@ Block buildEmbeddingBlock(const BlockShape& s) {
     f.comm(kind, s.tokens * c, s.dtype, full, raw);
   }
   if (learned)
-    f.op(OpKind::PositionForward, {s.rows, c, m.seq_len, first}, {raw, params.weight("position.weight")});
+    f.op(OpKind::PositionForward, {s.rows, c, m.seq_len, first_row}, {raw, params.weight("position.weight")});
   if (m.embedding_norm) normForward(f, s, params, "embedding_norm", {Region::Out, 0}, {}, stats, raw, {}, {});
   block.forward_work = f.highWater();
 
-  for (const std::int64_t acc : {0, 1}) {
-    Builder b(s, acc == 0 ? block.backward_first : block.backward);
+  // Nobody waits for these gradients: where backward is split, all of them belong to the second pass.
+  for (const bool first : {true, false}) {
+    BackwardBuilder back(s, block, first);
+    Builder& b = back.weight();
+    const std::int64_t acc = back.acc;
     Operand dx{Region::Stream, 0};
     if (m.embedding_norm) {
       dx = b.work(s.rows * c);
       normBackward(b, s, params, "embedding_norm", dx, {Region::Stream, 0}, raw, stats, {}, acc);
     }
     if (learned)
-      b.op(OpKind::PositionBackward, {s.rows, c, m.seq_len, first, acc},
+      b.op(OpKind::PositionBackward, {s.rows, c, m.seq_len, first_row, acc},
            {params.grad("position.weight"), dx});
     b.op(OpKind::EmbeddingBackward, {s.tokens, c, row_begin, s.vocab_rows(), acc},
          {params.grad("embedding.weight"), tokens, b.gatherRows(dx)});
-    block.backward_work = b.highWater();
+    back.finish();
   }
   return block;
 }

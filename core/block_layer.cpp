@@ -40,11 +40,14 @@ Block buildLayerBlock(const BlockShape& s) {
        {out, mlp.input, f.reduceRows(partial), bias(m.mlp_bias, "mlp.down.bias")});
   block.forward_work = f.highWater();
 
-  for (const std::int64_t acc : {0, 1}) {
-    Builder b(s, acc == 0 ? block.backward_first : block.backward);
-    mlpBackward(b, s, params, mlp, acc);
-    attentionBackward(b, s, params, attention, acc);
-    block.backward_work = b.highWater();
+  for (const bool first : {true, false}) {
+    BackwardBuilder b(s, block, first);
+    const Operand stream{Region::Stream, 0};
+    const Operand between = s.split_backward ? b.kept(s.rows * m.d_model) : stream;
+    mlpBackward(b, s, params, mlp, stream, between);
+    attentionBackward(b, s, params, attention, between,
+                      s.split_backward ? Operand{Region::InGrad, 0} : stream);
+    b.finish();
   }
   return block;
 }

@@ -68,32 +68,32 @@ Operand mlpForward(Builder& f, const BlockShape& s, const Params& params, const 
   return partial;
 }
 
-void mlpBackward(Builder& b, const BlockShape& s, const Params& params, const Half& half, std::int64_t acc) {
+void mlpBackward(BackwardBuilder& back, const BlockShape& s, const Params& params, const Half& half,
+                 Operand dout, Operand din) {
   const ModelSpec& m = *s.model;
-  const std::int64_t c = m.d_model, ff = m.d_ff / s.tp, pre_cols = m.gated_mlp ? 2 * ff : ff;
-  const Operand stream{Region::Stream, 0};
-  if (m.mlp_bias) b.op(OpKind::BiasBackward, {s.rows, c, acc}, {params.grad("mlp.down.bias"), stream});
-  const Operand dout = b.gatherRows(stream);
-  const Operand dact = b.work(s.tokens * ff);
-  b.op(OpKind::LinearBackwardInput, {s.tokens, c, ff}, {dact, dout, params.weight("mlp.down.weight")});
-  b.op(OpKind::LinearBackwardWeight, {s.tokens, c, ff, acc},
-       {params.grad("mlp.down.weight"), {}, dout, half.result});
+  const std::int64_t c = m.d_model, ff = m.d_ff / s.tp, pre_cols = m.gated_mlp ? 2 * ff : ff, acc = back.acc;
+  Builder &b = back.input, &w = back.weight();
+  if (m.mlp_bias) w.op(OpKind::BiasBackward, {s.rows, c, acc}, {params.grad("mlp.down.bias"), dout});
+  const Operand dout_rows = back.gatherKept(dout);
+  const Operand dact = m.gated_mlp ? b.work(s.tokens * ff) : back.kept(s.tokens * ff);
+  b.op(OpKind::LinearBackwardInput, {s.tokens, c, ff}, {dact, dout_rows, params.weight("mlp.down.weight")});
+  w.op(OpKind::LinearBackwardWeight, {s.tokens, c, ff, acc},
+       {params.grad("mlp.down.weight"), {}, dout_rows, half.result});
   Operand dpre = dact;  // in place
   if (m.gated_mlp) {
-    dpre = b.work(s.tokens * pre_cols);
+    dpre = back.kept(s.tokens * pre_cols);
     b.op(OpKind::SwigluBackward, {s.tokens, ff}, {dpre, dact, half.projected});
   } else {
     b.op(OpKind::ActivationBackward, {s.tokens * ff, static_cast<std::int64_t>(m.activation)},
          {dpre, dact, half.projected});
   }
-  b.op(OpKind::LinearBackwardWeight, {s.tokens, pre_cols, c, acc},
+  w.op(OpKind::LinearBackwardWeight, {s.tokens, pre_cols, c, acc},
        {params.grad(upWeight(m)), m.mlp_bias ? params.grad(upBias(m)) : Operand{}, dpre,
-        b.gatherRows(half.norm)});
+        w.gatherRows(half.norm)});
   const Operand dnorm = b.work(s.tokens * c);
   b.op(OpKind::LinearBackwardInput, {s.tokens, pre_cols, c}, {dnorm, dpre, params.weight(upWeight(m))});
-  normBackward(b, s, params, half.norm_name, stream, b.reduceRows(dnorm), half.input, half.stats, stream,
-               acc);
-  b.release(0);
+  normBackward(b, s, params, half.norm_name, din, b.reduceRows(dnorm), half.input, half.stats, dout, acc);
+  back.endHalf();
 }
 
 }  // namespace bmt

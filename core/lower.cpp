@@ -18,8 +18,9 @@ TaskGraph lower(const ModelSpec& model, const ClusterSpec& cluster, const Plan& 
   graph.scalars.num_slots = 1 + model.layers + 2;
   Library library(graph);
   const Schedule schedule = makeSchedule(plan);
+  const std::vector<std::vector<ReceiveAt>> receives = receiveOrder(schedule);
   for (const RankId rank : ranks) {
-    graph.ranks.push_back(RankLowerer(graph, library, schedule, rank).run());
+    graph.ranks.push_back(RankLowerer(graph, library, schedule, receives, rank).run());
     planMemory(graph.ranks.back());
   }
   return graph;

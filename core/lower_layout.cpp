@@ -110,7 +110,8 @@ void RankLowerer::makePersistentBuffers() {
         addBuffer(BufferKind::Gradients, gradBytes(ceilDiv(model_.vocab, plan_.tp) * model_.d_model), true);
   const Bytes token_bytes = num_microbatches_ * plan_.micro_batch * model_.seq_len * sizeOf(DType::I32);
   if (program_.coord.pp == 0) p.tokens = addBuffer(BufferKind::Input, token_bytes, true);
-  if (program_.coord.pp == plan_.pp - 1) p.targets = addBuffer(BufferKind::Input, token_bytes, true);
+  if (program_.coord.pp == holderOf(plan_.numVirtualStages() - 1))
+    p.targets = addBuffer(BufferKind::Input, token_bytes, true);
   p.scalars = addBuffer(BufferKind::Input, graph_.scalars.size() * sizeOf(DType::F64), true);
 }
 

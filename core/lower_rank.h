@@ -21,7 +21,7 @@
 namespace bmt {
 
 enum class BlockKind : std::uint8_t { Embedding, Layer, Head };
-enum class Part : std::uint8_t { Forward, BackwardFirst, Backward };
+enum class Part : std::uint8_t { Forward, BackwardFirst, Backward, WeightFirst, Weight };
 
 // A block on this rank: where it is in the model and in the flat buffers.
 struct Placed {
@@ -34,6 +34,11 @@ struct Placed {
   const Block* block = nullptr;
 };
 
+// The first and the last virtual stage are on the same pipeline rank.
+inline bool endsShareRank(const Plan& plan) {
+  return plan.pp == 1 || placementOf(plan.schedule, plan.chunks) == Placement::V;
+}
+
 // Blocks and segments shared by all ranks of a graph. Embedding and head differ between tensor ranks; a
 // layer's ops are the same on all of them, only the rows or columns of its parameters differ.
 class Library {
@@ -45,7 +50,7 @@ class Library {
       shape = makeBlockShape(graph.model, graph.plan, t);
       layer_params_.push_back(buildLayerBlock(shape).params);
       embedding_.push_back(buildEmbeddingBlock(shape));
-      const bool shares_rank = graph.model.tied_embedding && graph.plan.pp == 1;
+      const bool shares_rank = graph.model.tied_embedding && endsShareRank(graph.plan);
       head_.push_back(buildHeadBlock(shape, shares_rank ? HeadTable::Tied : HeadTable::Own));
     }
   }
@@ -60,8 +65,19 @@ class Library {
     return block(kind, tp_index).params;
   }
   static const std::vector<Piece>& pieces(const Block& block, Part part) {
-    if (part == Part::Forward) return block.forward;
-    return part == Part::BackwardFirst ? block.backward_first : block.backward;
+    switch (part) {
+      case Part::Forward:
+        return block.forward;
+      case Part::BackwardFirst:
+        return block.backward_first;
+      case Part::Backward:
+        return block.backward;
+      case Part::WeightFirst:
+        return block.weight_first;
+      case Part::Weight:
+        break;
+    }
+    return block.weight;
   }
 
   // Segment of one piece; equal pieces share it.
@@ -115,13 +131,17 @@ inline Arg& bind(Bindings& bindings, Region region) {
 // Emits the program of one rank.
 class RankLowerer {
  public:
-  RankLowerer(TaskGraph& graph, Library& library, const Schedule& schedule, RankId rank)
+  RankLowerer(TaskGraph& graph, Library& library, const Schedule& schedule,
+              const std::vector<std::vector<ReceiveAt>>& receives, RankId rank)
       : graph_(graph),
         model_(graph.model),
         plan_(graph.plan),
         library_(library),
         slots_(schedule.stages[static_cast<std::size_t>(graph.mesh.coordOf(rank).pp)]),
+        receives_(receives[static_cast<std::size_t>(graph.mesh.coordOf(rank).pp)]),
         num_microbatches_(schedule.num_microbatches),
+        placement_(schedule.placement),
+        split_(schedule.split_backward),
         staged_(graph.granularity == Granularity::Stage) {
     program_.rank = rank;
     program_.coord = graph.mesh.coordOf(rank);
@@ -132,13 +152,19 @@ class RankLowerer {
     makePersistentBuffers();
     emitScalarReset();
     for (std::size_t i = 0; i < slots_.size(); ++i) {
-      // The next slot's receive is posted before this slot computes, so that it overlaps.
-      receiveFor(i);
-      if (i + 1 < slots_.size()) receiveFor(i + 1);
-      if (slots_[i].phase == Phase::F) {
-        forwardSlot(slots_[i]);
-      } else {
-        backwardSlot(slots_[i]);
+      // Receives are posted before a slot computes, so that they overlap.
+      for (; received_ < receives_.size() && receives_[received_].before <= static_cast<std::int32_t>(i);
+           ++received_)
+        receiveFor(slots_[static_cast<std::size_t>(receives_[received_].slot)]);
+      switch (slots_[i].phase) {
+        case Phase::F:
+          forwardSlot(slots_[i]);
+          break;
+        case Phase::B:
+          backwardSlot(slots_[i]);
+          break;
+        default:
+          weightSlot(slots_[i]);
       }
     }
     finishGradients();
@@ -151,19 +177,28 @@ class RankLowerer {
   struct InFlight {
     std::vector<BufferId> inputs;  // per block: its input; empty entries are -1
     std::vector<BufferId> saved;   // per block; -1 when recomputed or nothing is saved
-    BufferId stream = -1;          // gradient of the residual stream
-    BufferId all = -1;             // Stage granularity: everything that is kept
+    // Gradients of the residual stream: [i] of the input of block i, back() of the chunk's output. All the
+    // same buffer, in place, unless backward is split.
+    std::vector<BufferId> grads;
+    std::vector<BufferId> deferred;        // per block, from B to W
+    BufferId all = -1, deferred_all = -1;  // Stage granularity: everything that is kept for B and W, for W
     TaskId recv_f = -1, recv_b = -1;
   };
 
-  std::int32_t virtualStage(std::int32_t chunk) const { return chunk * plan_.pp + program_.coord.pp; }
+  std::int32_t virtualStage(std::int32_t chunk) const {
+    return bmt::virtualStage(placement_, plan_.pp, program_.coord.pp, chunk);
+  }
+  // Pipeline rank of a virtual stage. In V placement two consecutive ones share the last rank.
+  std::int32_t holderOf(std::int32_t virtual_stage) const {
+    return stageOf(placement_, plan_.pp, virtual_stage);
+  }
   bool firstStage(std::int32_t chunk) const { return virtualStage(chunk) == 0; }
   bool lastStage(std::int32_t chunk) const { return virtualStage(chunk) == plan_.numVirtualStages() - 1; }
   std::int64_t streamElements() const { return makeBlockShape(model_, plan_, 0).rows * model_.d_model; }
   InFlight& inFlight(const Slot& slot) { return in_flight_[{slot.chunk, slot.microbatch}]; }
   std::vector<Placed>& blocksOf(std::int32_t chunk) { return blocks_[static_cast<std::size_t>(chunk)]; }
-  bool tiedAcrossStages() const { return model_.tied_embedding && plan_.pp > 1; }
-  bool tiedOnRank() const { return model_.tied_embedding && plan_.pp == 1; }
+  bool tiedAcrossStages() const { return model_.tied_embedding && !endsShareRank(plan_); }
+  bool tiedOnRank() const { return model_.tied_embedding && endsShareRank(plan_); }
   TaskId nextTask() const { return static_cast<TaskId>(program_.tasks.size()); }
   Bytes weightBytes(std::int64_t elements) const { return elements * sizeOf(plan_.precision); }
   Bytes gradBytes(std::int64_t elements) const { return elements * sizeOf(plan_.grads); }
@@ -192,8 +227,12 @@ class RankLowerer {
   void emitPieces(const Placed& placed, Part part, TaskKind kind, const Slot& slot, const Bindings& bindings,
                   std::vector<TaskId> deps);
   Comm pipeComm(CommKind kind, bool forward, std::int32_t boundary, const Slot& slot, BufferId buffer) const;
+  // The buffer of a gradient of the residual stream: a new one, or where backward is in place the chunk's
+  // only one.
+  void receiveGradient(InFlight& flight, std::int32_t chunk, BufferId buffer);
+  void handOver(const Slot& slot, bool forward, std::int32_t to, BufferId buffer);
   BufferId activations();
-  void receiveFor(std::size_t index);
+  void receiveFor(const Slot& slot);
   void emitScalarReset();
 
   // Slots at Layer granularity (lower_slots.cpp).
@@ -203,11 +242,13 @@ class RankLowerer {
   void backwardSlot(const Slot& slot);
   void backwardBlock(const Slot& slot, InFlight& flight, const std::vector<Placed>& blocks, std::size_t i,
                      TaskId recv);
+  void weightSlot(const Slot& slot);
 
   // Stage granularity (lower_slots.cpp): one task per chunk and direction; buffers are summed, so memory over
   // time stays right at slot resolution.
   void forwardChunk(const Slot& slot, InFlight& flight, TaskId recv);
   void backwardChunk(const Slot& slot, InFlight& flight, TaskId recv);
+  void weightChunk(const Slot& slot, InFlight& flight);
   static std::int64_t numLayers(const std::vector<Placed>& blocks);
 
   // Gradients and optimizer (lower_optimizer.cpp).
@@ -234,7 +275,10 @@ class RankLowerer {
   const Plan& plan_;
   Library& library_;
   const std::vector<Slot>& slots_;
+  const std::vector<ReceiveAt>& receives_;
   std::int32_t num_microbatches_;
+  Placement placement_;
+  bool split_;
   bool staged_;
   RankProgram program_;
   std::vector<std::vector<Placed>> blocks_;                              // [chunk]

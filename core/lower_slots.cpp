@@ -106,14 +106,16 @@ Comm RankLowerer::pipeComm(CommKind kind, bool forward, std::int32_t boundary, c
                            BufferId buffer) const {
   // boundary = virtual stage that receives.
   const bool send = kind == CommKind::Send;
-  const std::int32_t step = (forward == send) ? 1 : -1;
+  const std::int32_t sender = forward ? boundary - 1 : boundary + 1;
   Coord peer = program_.coord;
-  peer.pp = (peer.pp + step + plan_.pp) % plan_.pp;
+  peer.pp = holderOf(send ? boundary : sender);
+  // On the way back of a V, forwards go to the previous rank and backwards to the next.
+  const bool next = (placement_ == Placement::V && slot.chunk == 1) != forward;
   Comm comm;
   comm.kind = kind;
   comm.peer = graph_.mesh.rankOf(peer);
   comm.group =
-      packGroup(forward ? GroupKind::ForwardPair : GroupKind::BackwardPair, send ? program_.rank : comm.peer);
+      packGroup(next ? GroupKind::ForwardPair : GroupKind::BackwardPair, send ? program_.rank : comm.peer);
   comm.seq = static_cast<std::uint64_t>(boundary) * static_cast<std::uint64_t>(num_microbatches_) +
              static_cast<std::uint64_t>(slot.microbatch);
   comm.count = streamElements();
@@ -126,20 +128,42 @@ BufferId RankLowerer::activations() {
   return addBuffer(BufferKind::Activations, streamElements() * sizeOf(plan_.precision));
 }
 
-void RankLowerer::receiveFor(std::size_t index) {
-  const Slot& slot = slots_[index];
-  if (index < received_) return;
-  received_ = index + 1;
+void RankLowerer::receiveFor(const Slot& slot) {
   InFlight& flight = inFlight(slot);
-  if (slot.phase == Phase::F && !firstStage(slot.chunk)) {
+  const std::int32_t v = virtualStage(slot.chunk), rank = program_.coord.pp;
+  if (slot.phase == Phase::F && !firstStage(slot.chunk) && holderOf(v - 1) != rank) {
     flight.inputs.assign(blocksOf(slot.chunk).size() + 1, -1);
     flight.inputs[0] = activations();
-    const Comm comm = pipeComm(CommKind::Recv, true, virtualStage(slot.chunk), slot, flight.inputs[0]);
+    const Comm comm = pipeComm(CommKind::Recv, true, v, slot, flight.inputs[0]);
     flight.recv_f = addComm(TaskKind::PipeComm, Lane::RecvF, slot, -1, comm, {});
-  } else if (slot.phase == Phase::B && !lastStage(slot.chunk)) {
-    flight.stream = activations();
-    const Comm comm = pipeComm(CommKind::Recv, false, virtualStage(slot.chunk), slot, flight.stream);
+  } else if (slot.phase == Phase::B && !lastStage(slot.chunk) && holderOf(v + 1) != rank) {
+    receiveGradient(flight, slot.chunk, activations());
+    const Comm comm = pipeComm(CommKind::Recv, false, v, slot, flight.grads.back());
     flight.recv_b = addComm(TaskKind::PipeComm, Lane::RecvB, slot, -1, comm, {});
+  }
+}
+
+void RankLowerer::receiveGradient(InFlight& flight, std::int32_t chunk, BufferId buffer) {
+  flight.grads.assign(blocksOf(chunk).size() + 1, split_ ? -1 : buffer);
+  flight.grads.back() = buffer;
+}
+
+// A chunk's result goes to virtual stage `to`: by message, or where a V turns to the other chunk of this
+// rank.
+void RankLowerer::handOver(const Slot& slot, bool forward, std::int32_t to, BufferId buffer) {
+  if (holderOf(to) != program_.coord.pp) {
+    const Comm comm = pipeComm(CommKind::Send, forward, to, slot, buffer);
+    addComm(TaskKind::PipeComm, forward ? Lane::SendF : Lane::SendB, slot, -1, comm, {last_compute_});
+    return;
+  }
+  Slot other = slot;
+  other.chunk = static_cast<std::int16_t>(1 - slot.chunk);
+  InFlight& flight = inFlight(other);
+  if (forward) {
+    flight.inputs.assign(blocksOf(other.chunk).size() + 1, -1);
+    flight.inputs[0] = buffer;
+  } else {
+    receiveGradient(flight, other.chunk, buffer);
   }
 }
 
@@ -167,9 +191,7 @@ void RankLowerer::forwardSlot(const Slot& slot) {
   } else {
     for (std::size_t i = 0; i < blocks.size(); ++i) forwardBlock(slot, flight, blocks, i, i == 0 ? recv : -1);
   }
-  if (lastStage(slot.chunk)) return;
-  const Comm comm = pipeComm(CommKind::Send, true, virtualStage(slot.chunk) + 1, slot, flight.inputs.back());
-  addComm(TaskKind::PipeComm, Lane::SendF, slot, -1, comm, {last_compute_});
+  if (!lastStage(slot.chunk)) handOver(slot, true, virtualStage(slot.chunk) + 1, flight.inputs.back());
 }
 
 void RankLowerer::forwardBlock(const Slot& slot, InFlight& flight, const std::vector<Placed>& blocks,
@@ -188,8 +210,10 @@ void RankLowerer::forwardBlock(const Slot& slot, InFlight& flight, const std::ve
   if (block.forward_work > 0)
     bind(bindings, Region::Work) = {addBuffer(BufferKind::Workspace, block.forward_work), 0};
   if (placed.kind == BlockKind::Head) {
-    flight.stream = activations();
-    bind(bindings, Region::Stream) = {flight.stream, 0};
+    // The head's gradient is that of the last layer's output.
+    receiveGradient(flight, slot.chunk, activations());
+    flight.grads[i] = flight.grads.back();
+    bind(bindings, Region::Stream) = {flight.grads[i], 0};
   } else {
     flight.inputs[i + 1] = activations();
     bind(bindings, Region::Out) = {flight.inputs[i + 1], 0};
@@ -204,6 +228,7 @@ void RankLowerer::backwardSlot(const Slot& slot) {
   InFlight& flight = inFlight(slot);
   const std::vector<Placed>& blocks = blocksOf(slot.chunk);
   const TaskId recv = std::exchange(flight.recv_b, -1);
+  flight.deferred.assign(blocks.size(), -1);
   if (staged_) {
     backwardChunk(slot, flight, recv);
   } else {
@@ -211,12 +236,30 @@ void RankLowerer::backwardSlot(const Slot& slot) {
     for (std::size_t i = blocks.size(); i-- > 0;) {
       if (blocks[i].kind != BlockKind::Head)
         backwardBlock(slot, flight, blocks, i, std::exchange(pending, -1));
-      blockDone(slot, blocks, i);
+      if (!split_) blockDone(slot, blocks, i);
     }
   }
-  if (!firstStage(slot.chunk)) {
-    const Comm comm = pipeComm(CommKind::Send, false, virtualStage(slot.chunk) - 1, slot, flight.stream);
-    addComm(TaskKind::PipeComm, Lane::SendB, slot, -1, comm, {last_compute_});
+  if (!firstStage(slot.chunk)) handOver(slot, false, virtualStage(slot.chunk) - 1, flight.grads.front());
+  if (!split_) in_flight_.erase({slot.chunk, slot.microbatch});
+}
+
+void RankLowerer::weightSlot(const Slot& slot) {
+  InFlight& flight = inFlight(slot);
+  const std::vector<Placed>& blocks = blocksOf(slot.chunk);
+  if (staged_) weightChunk(slot, flight);
+  for (std::size_t i = blocks.size(); i-- > 0;) {
+    const Placed& placed = blocks[i];
+    if (!staged_ && placed.kind != BlockKind::Head) {
+      Bindings bindings = baseBindings(placed, slot.microbatch);
+      if (flight.saved[i] >= 0) bind(bindings, Region::Saved) = {flight.saved[i], 0};
+      bind(bindings, Region::Stream) = {flight.grads[i + 1], 0};
+      if (flight.deferred[i] >= 0) bind(bindings, Region::Deferred) = {flight.deferred[i], 0};
+      if (placed.block->weight_work > 0)
+        bind(bindings, Region::Work) = {addBuffer(BufferKind::Workspace, placed.block->weight_work), 0};
+      emitPieces(placed, slot.microbatch == 0 ? Part::WeightFirst : Part::Weight, TaskKind::WeightGrad, slot,
+                 bindings, {});
+    }
+    blockDone(slot, blocks, i);
   }
   in_flight_.erase({slot.chunk, slot.microbatch});
 }
@@ -241,7 +284,13 @@ void RankLowerer::backwardBlock(const Slot& slot, InFlight& flight, const std::v
     deps.clear();
   }
   if (flight.saved[i] >= 0) bind(bindings, Region::Saved) = {flight.saved[i], 0};
-  bind(bindings, Region::Stream) = {flight.stream, 0};
+  bind(bindings, Region::Stream) = {flight.grads[i + 1], 0};
+  if (split_ && placed.kind == BlockKind::Layer) {
+    flight.grads[i] = activations();
+    bind(bindings, Region::InGrad) = {flight.grads[i], 0};
+    flight.deferred[i] = addBuffer(BufferKind::Activations, block.deferred_bytes);
+    bind(bindings, Region::Deferred) = {flight.deferred[i], 0};
+  }
   if (block.backward_work > 0)
     bind(bindings, Region::Work) = {addBuffer(BufferKind::Workspace, block.backward_work), 0};
   emitPieces(placed, slot.microbatch == 0 ? Part::BackwardFirst : Part::Backward, TaskKind::Backward, slot,
@@ -275,7 +324,8 @@ void RankLowerer::forwardChunk(const Slot& slot, InFlight& flight, TaskId recv) 
   if (kept > 0) use(Region::Saved, flight.all = addBuffer(BufferKind::Activations, kept));
   if (scratch > 0) use(Region::Work, addBuffer(BufferKind::Workspace, scratch));
   if (lastStage(slot.chunk)) {
-    use(Region::Stream, flight.stream = activations());
+    receiveGradient(flight, slot.chunk, activations());
+    use(Region::Stream, flight.grads.back());
   } else {
     use(Region::Out, flight.inputs.back() = activations());
   }
@@ -284,20 +334,24 @@ void RankLowerer::forwardChunk(const Slot& slot, InFlight& flight, TaskId recv) 
 
 void RankLowerer::backwardChunk(const Slot& slot, InFlight& flight, TaskId recv) {
   const std::vector<Placed>& blocks = blocksOf(slot.chunk);
-  Bytes scratch = 0;
+  Bytes scratch = 0, deferred = 0;
   Library::ChunkKey key;
   const bool recompute = plan_.recompute == Recompute::Full;
   const Part part = slot.microbatch == 0 ? Part::BackwardFirst : Part::Backward;
+  const Bytes stream_bytes = streamElements() * sizeOf(plan_.precision);
   for (const Placed& placed : blocks) {
     const Block& block = *placed.block;
     if (placed.kind == BlockKind::Head) continue;
     const bool layer = placed.kind == BlockKind::Layer;
     const std::int64_t times = layer ? numLayers(blocks) : 1;
+    // Kept for W: what the layer defers and the gradient of its input (that of the chunk's is a buffer of its
+    // own).
+    if (layer && split_) deferred += block.deferred_bytes + (&placed == &blocks.front() ? 0 : stream_bytes);
     Bytes need = block.backward_work;
-    if (layer && recompute) {
-      need = block.saved_bytes +
-             std::max(block.backward_work, block.forward_work + streamElements() * sizeOf(plan_.precision));
-    }
+    if (layer && recompute) need = std::max(block.backward_work, block.forward_work + stream_bytes);
+    // What is computed again lives until its last reader: here, or in W.
+    if (layer && recompute && split_) deferred += block.saved_bytes;
+    if (layer && recompute && !split_) need += block.saved_bytes;
     scratch = std::max(scratch, need);
     if (layer && !key.empty() && std::get<0>(key.back()) == &block) continue;
     if (layer && recompute) key.emplace_back(&block, Part::Forward, times);
@@ -309,10 +363,35 @@ void RankLowerer::backwardChunk(const Slot& slot, InFlight& flight, TaskId recv)
   };
   use(Region::In, flight.inputs[0]);
   use(Region::Saved, flight.all);
-  use(Region::Stream, flight.stream);
+  use(Region::Stream, flight.grads.back());
+  if (split_ && !firstStage(slot.chunk)) use(Region::InGrad, flight.grads.front() = activations());
+  if (deferred > 0) use(Region::Deferred, flight.deferred_all = addBuffer(BufferKind::Activations, deferred));
   if (scratch > 0) use(Region::Work, addBuffer(BufferKind::Workspace, scratch));
   addCompute(TaskKind::Backward, slot, -1, library_.chunkSegment(key), bindings, {recv});
-  for (std::size_t i = blocks.size(); i-- > 0;) blockDone(slot, blocks, i);
+  for (std::size_t i = blocks.size(); !split_ && i-- > 0;) blockDone(slot, blocks, i);
+}
+
+void RankLowerer::weightChunk(const Slot& slot, InFlight& flight) {
+  const std::vector<Placed>& blocks = blocksOf(slot.chunk);
+  Bytes scratch = 0;
+  Library::ChunkKey key;
+  const Part part = slot.microbatch == 0 ? Part::WeightFirst : Part::Weight;
+  for (const Placed& placed : blocks) {
+    if (placed.kind == BlockKind::Head) continue;
+    scratch = std::max(scratch, placed.block->weight_work);
+    const bool layer = placed.kind == BlockKind::Layer;
+    if (layer && !key.empty() && std::get<0>(key.back()) == placed.block) continue;
+    key.emplace_back(placed.block, part, layer ? numLayers(blocks) : 1);
+  }
+  Bindings bindings;
+  const auto use = [&](Region region, BufferId id) {
+    if (id >= 0) bind(bindings, region) = {id, 0};
+  };
+  use(Region::Saved, flight.all);
+  use(Region::Stream, flight.grads.back());
+  use(Region::Deferred, flight.deferred_all);
+  if (scratch > 0) use(Region::Work, addBuffer(BufferKind::Workspace, scratch));
+  addCompute(TaskKind::WeightGrad, slot, -1, library_.chunkSegment(key), bindings, {});
 }
 
 std::int64_t RankLowerer::numLayers(const std::vector<Placed>& blocks) {

@@ -81,7 +81,10 @@ enum class Region : std::uint8_t {
   Out,       // its output activations [rows, C]
   Saved,     // kept from forward to backward
   Work,      // scratch of one block execution
-  Stream,    // gradient of the residual stream, in place [rows, C] f32 or activation dtype
+  Stream,    // gradient of the block's output, in activation dtype [rows, C]; without a split backward it
+             // becomes that of its input in place
+  InGrad,    // gradient of the block's input [rows, C], where backward is split
+  Deferred,  // kept from the input-gradient pass to the weight-gradient pass
   Weight,    // the block's first parameter
   Grad,      // its gradient
   Tied,      // token table used by the head when it is tied and on the same rank

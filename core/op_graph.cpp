@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/schedule.h"
+
 namespace bmt {
 
 BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t tp_index) {
@@ -12,6 +14,7 @@ BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t
   shape.tp = plan.tp;
   shape.tp_index = tp_index;
   shape.sequence_parallel = plan.sequence_parallel;
+  shape.split_backward = splitsBackward(plan.schedule);
   shape.rows = plan.sequence_parallel ? shape.tokens / plan.tp : shape.tokens;
   shape.dtype = plan.precision;
   shape.attention = plan.attention;

@@ -46,7 +46,10 @@ struct Block {
   std::vector<Piece> forward;         // the head's forward also computes its gradients (Region::Stream)
   std::vector<Piece> backward_first;  // first micro-batch: parameter gradients are overwritten
   std::vector<Piece> backward;        // later ones: added
-  Bytes saved_bytes = 0, forward_work = 0, backward_work = 0;
+  // Split backward: the two above hold the input gradients (and the norms' parameter gradients), these the
+  // rest.
+  std::vector<Piece> weight_first, weight;
+  Bytes saved_bytes = 0, forward_work = 0, backward_work = 0, weight_work = 0, deferred_bytes = 0;
   std::vector<BlockParam> params;     // decayed ones first, then sharded biases, then replicated ones
   std::int64_t elements = 0;          // of the block in the flat buffers (local shard)
   std::int64_t decay_elements = 0;    // the first decay_elements are decayed
@@ -61,6 +64,7 @@ struct BlockShape {
   std::int64_t rows = 0;    // rows of the residual stream on this rank: tokens, or tokens / tp with SP
   std::int64_t tp = 1, tp_index = 0;
   bool sequence_parallel = false;
+  bool split_backward = false;
   DType dtype = DType::F32;  // activations and weights
   AttentionKernel attention = AttentionKernel::Flash;
   Pointwise pointwise = Pointwise::Fused;

@@ -100,6 +100,55 @@ SchedulePlay playSchedule(const Schedule& s, const SlotTimes& times) {
   return play;
 }
 
+std::vector<std::vector<ReceiveAt>> receiveOrder(const Schedule& s) {
+  std::vector<std::vector<ReceiveAt>> order(s.stages.size());
+  if (s.placement == Placement::Loop) {
+    for (std::size_t stage = 0; stage < s.stages.size(); ++stage) {
+      for (std::int32_t i = 0; i < static_cast<std::int32_t>(s.stages[stage].size()); ++i)
+        order[stage].push_back({std::max(0, i - 1), i});
+    }
+    return order;
+  }
+  const SchedulePlay play = playSchedule(s, {});
+  const std::int32_t num_virtual = s.num_stages * s.num_chunks;
+  const auto index = [&s](std::int32_t v, std::int32_t microbatch) {
+    return static_cast<std::size_t>(v) * static_cast<std::size_t>(s.num_microbatches) +
+           static_cast<std::size_t>(microbatch);
+  };
+  std::vector<std::int64_t> f_end(index(num_virtual, 0)), b_end(f_end);
+  for (std::size_t stage = 0; stage < play.stages.size(); ++stage) {
+    for (const SchedulePlay::Run& run : play.stages[stage]) {
+      const std::int32_t v = s.virtualStageOf(static_cast<std::int32_t>(stage), run.slot.chunk);
+      if (run.slot.phase == Phase::F) f_end[index(v, run.slot.microbatch)] = run.end;
+      if (run.slot.phase == Phase::B) b_end[index(v, run.slot.microbatch)] = run.end;
+    }
+  }
+  for (std::size_t stage = 0; stage < play.stages.size(); ++stage) {
+    const auto& runs = play.stages[stage];
+    struct Message {
+      std::int64_t ready;
+      std::int32_t slot;
+    };
+    std::vector<Message> messages;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const Slot& slot = runs[i].slot;
+      const std::int32_t v = s.virtualStageOf(static_cast<std::int32_t>(stage), slot.chunk);
+      const std::int32_t from = slot.phase == Phase::F ? v - 1 : v + 1;
+      if (slot.phase == Phase::W || from < 0 || from >= num_virtual) continue;
+      messages.push_back({(slot.phase == Phase::F ? f_end : b_end)[index(from, slot.microbatch)],
+                          static_cast<std::int32_t>(i)});
+    }
+    std::stable_sort(messages.begin(), messages.end(),
+                     [](const Message& a, const Message& b) { return a.ready < b.ready; });
+    std::int32_t before = 0;
+    for (const Message& message : messages) {
+      while (before < message.slot && runs[static_cast<std::size_t>(before)].end <= message.ready) ++before;
+      order[stage].push_back({before, message.slot});
+    }
+  }
+  return order;
+}
+
 std::vector<Issue> validateSchedule(const Schedule& s) {
   std::vector<Issue> issues;
   const std::size_t phases = s.split_backward ? 3 : 2;

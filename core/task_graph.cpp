@@ -48,6 +48,8 @@ std::string_view toString(TaskKind kind) {
       return "forward";
     case TaskKind::Backward:
       return "backward";
+    case TaskKind::WeightGrad:
+      return "weight_grad";
     case TaskKind::Recompute:
       return "recompute";
     case TaskKind::Head:

@@ -32,8 +32,9 @@ std::string_view toString(CommKind kind);
 
 // What a task does, for reports and for comparing predicted with measured.
 enum class TaskKind : std::uint8_t {
-  Forward,  // a block's forward (or a piece of it between two communications)
-  Backward,
+  Forward,     // a block's forward (or a piece of it between two communications)
+  Backward,    // whole, or the input gradients where backward is split
+  WeightGrad,  // the weight gradients where it is
   Recompute,   // forward again, inside the backward slot
   Head,        // final norm, logits, loss and their gradients
   Optimizer,   // norms and AdamW
@@ -41,7 +42,7 @@ enum class TaskKind : std::uint8_t {
   DataComm,    // gradient reduction and parameter gather over the data axis, tied embeddings, scalars
   PipeComm     // sends and receives between stages
 };
-inline constexpr int kNumTaskKinds = 8;
+inline constexpr int kNumTaskKinds = 9;
 std::string_view toString(TaskKind kind);
 
 enum class BufferKind : std::uint8_t {

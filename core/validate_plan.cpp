@@ -132,21 +132,40 @@ class Checker {
       if (std::any_of(layers.begin(), layers.end(), [](std::int64_t n) { return n < 1; }))
         add("layers", "every stage needs at least 1 layer");
     }
-    const bool interleaved = plan_.schedule == ScheduleKind::Interleaved;
-    if (!interleaved && plan_.chunks > 1)
-      add("chunks", fmt::format("{} chunks need schedule=interleaved, but it is {}", plan_.chunks,
-                                toString(plan_.schedule)));
-    if (!interleaved) return;
-    if (plan_.chunks < 2) add("chunks", "schedule=interleaved needs chunks of at least 2, but it is 1");
-    if (plan_.pp < 2) add("pp", "schedule=interleaved needs pp of at least 2, but it is 1");
-    const std::int64_t m = plan_.numMicrobatches();
-    if (m % plan_.pp != 0 || m == 0)
+    schedule();
+  }
+
+  void schedule() {
+    const ScheduleKind kind = plan_.schedule;
+    const std::string name(toString(kind));
+    const bool loops = kind == ScheduleKind::Interleaved || kind == ScheduleKind::BreadthFirst;
+    const bool folds = kind == ScheduleKind::ZbV || kind == ScheduleKind::DualPipeV;
+    const bool automatic = kind == ScheduleKind::ZbAuto;
+    if (loops && plan_.chunks < 2)
+      add("chunks", fmt::format("schedule={} needs chunks of at least 2, but it is 1", name));
+    if (folds && plan_.chunks != 2)
+      add("chunks",
+          fmt::format("schedule={} needs 2 chunks, there and back, but it is {}; nearest legal value: 2",
+                      name, plan_.chunks));
+    if (automatic && plan_.chunks > 2)
+      add("chunks",
+          fmt::format("{} are more than schedule=zb-auto takes; nearest legal value: 2", plan_.chunks));
+    if (!loops && !folds && !automatic && plan_.chunks > 1)
+      add("chunks", fmt::format("{} chunks need schedule=interleaved, but it is {}", plan_.chunks, name));
+    if ((loops || folds) && plan_.pp < 2)
+      add("pp", fmt::format("schedule={} needs pp of at least 2, but it is 1", name));
+    const std::int64_t m = plan_.numMicrobatches(), per_microbatch = plan_.micro_batch * plan_.dp;
+    if (kind == ScheduleKind::Interleaved && (m % plan_.pp != 0 || m == 0))
       add("gb",
           fmt::format(
               "schedule=interleaved needs micro-batches in multiples of pp {}, but there are {}; nearest "
               "legal gb: {}",
-              plan_.pp, m,
-              std::max<std::int64_t>(1, m / plan_.pp) * plan_.pp * plan_.micro_batch * plan_.dp));
+              plan_.pp, m, std::max<std::int64_t>(1, m / plan_.pp) * plan_.pp * per_microbatch));
+    if (kind == ScheduleKind::DualPipeV && m < 2 * plan_.pp)
+      add("gb", fmt::format(
+                    "schedule=dualpipev needs at least 2 x pp = {} micro-batches, but there are {}; nearest "
+                    "legal gb: {}",
+                    2 * plan_.pp, m, 2 * plan_.pp * per_microbatch));
   }
 
   void rest() {

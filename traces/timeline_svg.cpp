@@ -35,6 +35,7 @@ struct KindStyle {
 };
 constexpr std::array<KindStyle, kNumTaskKinds> kKinds{{{"#56B4E9", "#000", 'F', "forward"},
                                                        {"#0072B2", "#fff", 'B', "backward"},
+                                                       {"#332288", "#fff", 'W', "weight gradient"},
                                                        {"#009E73", "#fff", 'R', "recompute"},
                                                        {"#F0E442", "#000", 'H', "head and loss"},
                                                        {"#CC79A7", "#000", 'O', "optimizer"},

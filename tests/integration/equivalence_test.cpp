@@ -79,7 +79,10 @@ void expectEqualRuns(const test::Case& c) {
     EXPECT_NEAR(result.steps[i].grad_norm, reference.steps[i].grad_norm, 1e-3 * reference.steps[i].grad_norm)
         << "step " << i;
   }
-  EXPECT_LT(result.steps.back().loss, result.steps.front().loss);
+  // Every step sees other sequences: the loss of one or two of them says little about learning.
+  if (c.plan.global_batch >= 4) {
+    EXPECT_LT(result.steps.back().loss, result.steps.front().loss);
+  }
   for (std::size_t rank = 0; rank < graph.ranks.size(); ++rank)
     EXPECT_EQ(result.peak_memory[rank], graph.ranks[rank].arena) << "rank " << rank;
 }
@@ -108,11 +111,15 @@ TEST_P(FixedPlan, EveryLossEqualsThatOfOneRank) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Plans, FixedPlan,
-                         testing::Values("pp=2,mb=1,gb=4,schedule=gpipe", "pp=4,mb=1,gb=8,schedule=1f1b",
-                                         "pp=2,mb=1,gb=4,schedule=interleaved,chunks=2",
-                                         "dp=2,mb=1,gb=4,zero=1", "tp=2,mb=2,gb=4", "tp=2,mb=1,gb=4,sp",
-                                         "dp=2,tp=2,pp=2,mb=1,gb=8,zero=1,sp,recompute=full"));
+INSTANTIATE_TEST_SUITE_P(
+    Plans, FixedPlan,
+    testing::Values("pp=2,mb=1,gb=4,schedule=gpipe", "pp=4,mb=1,gb=8,schedule=1f1b",
+                    "pp=2,mb=1,gb=4,schedule=interleaved,chunks=2", "dp=2,mb=1,gb=4,zero=1", "tp=2,mb=2,gb=4",
+                    "tp=2,mb=1,gb=4,sp", "dp=2,tp=2,pp=2,mb=1,gb=8,zero=1,sp,recompute=full",
+                    "pp=2,mb=1,gb=4,schedule=bfs,chunks=2", "pp=4,mb=1,gb=8,schedule=zb-h1",
+                    "pp=2,mb=1,gb=6,schedule=zb-h2,recompute=full", "pp=2,mb=1,gb=6,schedule=zb-v,chunks=2",
+                    "pp=3,mb=1,gb=4,schedule=zb-auto", "pp=2,mb=1,gb=6,schedule=dualpipev,chunks=2",
+                    "dp=2,tp=2,pp=2,mb=1,gb=8,zero=1,sp,schedule=zb-v,chunks=2"));
 
 }  // namespace
 }  // namespace bmt::exec

@@ -45,8 +45,11 @@ Case randomCase(std::uint32_t seed, int max_ranks) {
     p.pp = pick(1, 4);
     p.micro_batch = pick(1, 2);
     p.global_batch = p.micro_batch * p.dp * pick(1, 6);
-    p.schedule = static_cast<ScheduleKind>(pick(0, 2));
-    if (p.schedule == ScheduleKind::Interleaved) p.chunks = pick(2, 3);
+    p.schedule = static_cast<ScheduleKind>(pick(0, kNumScheduleKinds - 1));
+    if (p.schedule == ScheduleKind::Interleaved || p.schedule == ScheduleKind::BreadthFirst)
+      p.chunks = pick(2, 3);
+    if (p.schedule == ScheduleKind::ZbV || p.schedule == ScheduleKind::DualPipeV) p.chunks = 2;
+    if (p.schedule == ScheduleKind::ZbAuto) p.chunks = pick(1, 2);
     p.zero = pick(0, 1);
     p.sequence_parallel = pick(0, 1) == 1;
     p.recompute = pick(0, 2) == 0 ? Recompute::Full : Recompute::None;
