@@ -29,11 +29,6 @@ constexpr Known kKnown[] = {
     {ScheduleKind::ZbAuto, "zero bubble found by list scheduling with the memory of 1f1b; 1 or 2 chunks"},
     {ScheduleKind::DualPipeV, "paired forwards and backwards, two chunks in a V (DeepSeek-AI 2025)"}};
 
-Schedule fromFile(const std::string& path) {
-  return path.ends_with(".csv") ? scheduleFromCsv(readFile(path), path)
-                                : scheduleFromText(readFile(path), path);
-}
-
 Schedule fromOptions(const Options& o) {
   Plan plan = planFromText("schedule=" + o.show);
   const bool folds = placementOf(plan.schedule, 2) == Placement::V && plan.schedule != ScheduleKind::ZbAuto;
@@ -71,7 +66,7 @@ int run(const Globals& globals, const Options& o) {
     for (const Known& known : kKnown) fmt::print("{:<12} {}\n", toString(known.kind), known.what);
     return 0;
   }
-  const Schedule schedule = o.file.empty() ? fromOptions(o) : fromFile(o.file);
+  const Schedule schedule = o.file.empty() ? fromOptions(o) : loadSchedule(o.file);
   throwIfAny(validateSchedule(schedule), o.file.empty() ? o.show : o.file);
   if (globals.json) {
     Json stages = Json::array();

@@ -36,7 +36,7 @@ struct Placed {
 
 // The first and the last virtual stage are on the same pipeline rank.
 inline bool endsShareRank(const Plan& plan) {
-  return plan.pp == 1 || placementOf(plan.schedule, plan.chunks) == Placement::V;
+  return plan.pp == 1 || placementOf(plan) == Placement::V;
 }
 
 // Blocks and segments shared by all ranks of a graph. Embedding and head differ between tensor ranks; a

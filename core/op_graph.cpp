@@ -14,7 +14,7 @@ BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t
   shape.tp = plan.tp;
   shape.tp_index = tp_index;
   shape.sequence_parallel = plan.sequence_parallel;
-  shape.split_backward = splitsBackward(plan.schedule);
+  shape.split_backward = splitsBackward(plan);
   shape.rows = plan.sequence_parallel ? shape.tokens / plan.tp : shape.tokens;
   shape.dtype = plan.precision;
   shape.attention = plan.attention;

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "core/json.h"
+#include "core/schedule.h"
 #include "core/suggest.h"
 
 namespace bmt {
@@ -120,7 +121,14 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
   if (key == "sp") plan.sequence_parallel = parseBool(key, value);
   if (key == "overlap-grad") plan.overlap_grad = parseBool(key, value);
   if (key == "no-overlap-grad") plan.overlap_grad = !parseBool(key, value);
-  if (key == "schedule") plan.schedule = oneOf(key, value, kSchedules);
+  if (key == "schedule") {
+    if (value.ends_with(".csv") || value.ends_with(".txt")) {
+      plan.schedule = ScheduleKind::File;
+      plan.schedule_file = {value, std::make_shared<const Schedule>(loadSchedule(value))};
+    } else {
+      plan.schedule = oneOf(key, value, kSchedules);
+    }
+  }
   if (key == "recompute") plan.recompute = oneOf(key, value, kRecomputes);
   if (key == "precision") plan.precision = oneOf(key, value, kPrecisions);
   if (key == "bucket") {
@@ -162,7 +170,11 @@ void checkKey(const std::string& key) {
 }  // namespace
 
 std::string_view toString(ScheduleKind kind) {
+  if (kind == ScheduleKind::File) return "file";
   return kSchedules[static_cast<std::size_t>(kind)].first;
+}
+std::string scheduleName(const Plan& plan) {
+  return plan.schedule == ScheduleKind::File ? plan.schedule_file.path : std::string(toString(plan.schedule));
 }
 std::string_view toString(Recompute policy) {
   return kRecomputes[static_cast<std::size_t>(policy)].first;
@@ -196,7 +208,7 @@ Plan planFromText(const std::string& text) {
 std::string planToText(const Plan& plan) {
   const Plan defaults;
   std::string text = fmt::format("dp={},tp={},pp={},mb={},gb={},schedule={}", plan.dp, plan.tp, plan.pp,
-                                 plan.micro_batch, plan.global_batch, toString(plan.schedule));
+                                 plan.micro_batch, plan.global_batch, scheduleName(plan));
   const auto add = [&text](bool differs, const std::string& item) {
     if (differs) text += "," + item;
   };
@@ -228,7 +240,7 @@ std::string planToJson(const Plan& plan) {
   json["ep"] = plan.ep;
   json["mb"] = plan.micro_batch;
   json["gb"] = plan.global_batch;
-  json["schedule"] = std::string(toString(plan.schedule));
+  json["schedule"] = scheduleName(plan);
   json["chunks"] = plan.chunks;
   if (!plan.layers_per_stage.empty()) json["layers"] = plan.layers_per_stage;
   json["zero"] = plan.zero;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@
 namespace bmt {
 
 // In the order of their names: "gpipe", "1f1b", "interleaved", "bfs" (looped breadth-first), "zb-h1",
-// "zb-h2", "zb-v", "zb-auto", "dualpipev".
+// "zb-h2", "zb-v", "zb-auto", "dualpipev"; and a schedule file of the user's, whose path is the name.
 enum class ScheduleKind : std::uint8_t {
   GPipe,
   OneFOneB,
@@ -26,9 +27,18 @@ enum class ScheduleKind : std::uint8_t {
   ZbH2,
   ZbV,
   ZbAuto,
-  DualPipeV
+  DualPipeV,
+  File
 };
-inline constexpr int kNumScheduleKinds = static_cast<int>(ScheduleKind::DualPipeV) + 1;
+inline constexpr int kNumScheduleKinds = static_cast<int>(ScheduleKind::File);  // that have a maker
+
+struct Schedule;
+// A schedule read from a file: equal when the paths are.
+struct ScheduleFile {
+  std::string path;
+  std::shared_ptr<const Schedule> schedule;
+  bool operator==(const ScheduleFile& other) const { return path == other.path; }
+};
 // How attention is computed: one fused kernel that keeps no scores (FlashAttention 2; 1), or scores in memory
 // with Megatron-LM's fused mask-and-softmax kernel, or with plain PyTorch ops (fp32 softmax).
 enum class AttentionKernel : std::uint8_t {
@@ -48,7 +58,8 @@ struct Plan {
   std::int64_t micro_batch = 1;         // sequences per micro-batch and replica
   std::int64_t global_batch = 1;        // sequences per step over all replicas
   ScheduleKind schedule = ScheduleKind::OneFOneB;
-  std::int32_t chunks = 1;  // model chunks per pipeline rank (interleaved: > 1)
+  ScheduleFile schedule_file;  // with ScheduleKind::File
+  std::int32_t chunks = 1;     // model chunks per pipeline rank (interleaved: > 1)
   // Layers of virtual stage v = chunk * pp + stage, v = 0 .. pp*chunks-1. Empty = as even as possible.
   std::vector<std::int64_t> layers_per_stage;
   std::int32_t zero = 0;           // 0 or 1 (optimizer states sharded over dp)
@@ -72,6 +83,7 @@ struct Plan {
 };
 
 std::string_view toString(ScheduleKind kind);
+std::string scheduleName(const Plan& plan);  // its kind, or the path of its file
 std::string_view toString(Recompute policy);
 std::string_view toString(AttentionKernel kernel);
 std::string_view toString(Pointwise fusion);

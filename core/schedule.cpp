@@ -74,6 +74,16 @@ bool splitsBackward(ScheduleKind kind) {
          kind == ScheduleKind::ZbAuto || kind == ScheduleKind::DualPipeV;
 }
 
+Placement placementOf(const Plan& plan) {
+  if (plan.schedule == ScheduleKind::File) return plan.schedule_file.schedule->placement;
+  return placementOf(plan.schedule, plan.chunks);
+}
+
+bool splitsBackward(const Plan& plan) {
+  if (plan.schedule == ScheduleKind::File) return plan.schedule_file.schedule->split_backward;
+  return splitsBackward(plan.schedule);
+}
+
 Schedule makeSchedule(ScheduleKind kind, std::int32_t pp, std::int32_t chunks,
                       std::int32_t num_microbatches) {
   // The automatic scheduler gets the memory of 1F1B: pp stages, in chunks.
@@ -105,6 +115,7 @@ Schedule makeSchedule(ScheduleKind kind, std::int32_t pp, std::int32_t chunks,
         break;
       case ScheduleKind::ZbV:
       case ScheduleKind::ZbAuto:
+      case ScheduleKind::File:
         break;
     }
   }
@@ -112,6 +123,7 @@ Schedule makeSchedule(ScheduleKind kind, std::int32_t pp, std::int32_t chunks,
 }
 
 Schedule makeSchedule(const Plan& plan) {
+  if (plan.schedule == ScheduleKind::File) return *plan.schedule_file.schedule;
   return makeSchedule(plan.schedule, plan.pp, plan.chunks, static_cast<std::int32_t>(plan.numMicrobatches()));
 }
 

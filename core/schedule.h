@@ -44,8 +44,10 @@ constexpr std::int32_t stageOf(Placement placement, std::int32_t pp, std::int32_
   return placement == Placement::V && virtual_stage >= pp ? 2 * pp - 1 - virtual_stage : virtual_stage % pp;
 }
 Placement placementOf(ScheduleKind kind, std::int32_t chunks);
+Placement placementOf(const Plan& plan);
 // B slots compute input gradients only; every one is followed by a W slot for the weight gradients.
 bool splitsBackward(ScheduleKind kind);
+bool splitsBackward(const Plan& plan);
 
 struct Schedule {
   std::int32_t num_stages = 1, num_chunks = 1, num_microbatches = 1;
@@ -120,9 +122,12 @@ Schedule scheduleFromText(const std::string& text, const std::string& source);
 // and cell.
 std::string scheduleToCsv(const Schedule& schedule);
 Schedule scheduleFromCsv(const std::string& text, const std::string& source);
+// A file in CSV (.csv) or in our text form, checked by validateSchedule. Throws Error{BadInput}.
+Schedule loadSchedule(const std::string& path);
 
-// Every micro-batch runs F then B (then W) once per chunk on every stage, and executing the stages in order
-// with the pipeline's dependencies reaches the end (no deadlock).
+// Every micro-batch runs F then B (then W) once per chunk on every stage, each phase of a chunk in ascending
+// order (gradients are summed in that order), and executing the stages in order with the pipeline's
+// dependencies reaches the end (no deadlock).
 std::vector<Issue> validateSchedule(const Schedule& schedule);
 
 // The grid over unit time steps (F = 1, full B = 2; split: B = 1, W = 1) as text, for people.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <tuple>
 
 #include "core/schedule.h"
@@ -166,6 +167,17 @@ std::vector<Issue> validateSchedule(const Schedule& s) {
     std::sort(sorted.begin(), sorted.end(), [&](const Slot& a, const Slot& b) { return key(a) < key(b); });
     const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
     if (twice != sorted.end()) issues.push_back({where, toString(*twice) + " appears twice"});
+    std::map<std::pair<Phase, std::int16_t>, std::int32_t> next;
+    for (const Slot& slot : slots) {
+      const std::int32_t expected_microbatch = next[{slot.phase, slot.chunk}]++;
+      if (slot.microbatch == expected_microbatch || twice != sorted.end()) continue;
+      Slot wanted = slot;
+      wanted.microbatch = expected_microbatch;
+      issues.push_back(
+          {where, fmt::format("{} comes where {} is expected: each phase of a chunk runs in ascending order",
+                              toString(slot), toString(wanted))});
+      break;
+    }
   }
   if (!issues.empty()) return issues;
   const SchedulePlay play = playSchedule(s, {});

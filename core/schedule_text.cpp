@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/json.h"
 #include "core/schedule_makers.h"
 
 namespace bmt {
@@ -74,6 +75,13 @@ Schedule scheduleFromText(const std::string& text, const std::string& source) {
     throw Error(ErrorKind::BadInput,
                 fmt::format("placement v needs 2 chunks per stage, the slots have {}", schedule.num_chunks),
                 source);
+  return schedule;
+}
+
+Schedule loadSchedule(const std::string& path) {
+  const std::string text = readFile(path);
+  Schedule schedule = path.ends_with(".csv") ? scheduleFromCsv(text, path) : scheduleFromText(text, path);
+  throwIfAny(validateSchedule(schedule), path);
   return schedule;
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/plan.h"
+#include "core/schedule.h"
 
 namespace bmt {
 namespace {
@@ -137,6 +138,7 @@ class Checker {
 
   void schedule() {
     const ScheduleKind kind = plan_.schedule;
+    if (kind == ScheduleKind::File) return fileSchedule();
     const std::string name(toString(kind));
     const bool loops = kind == ScheduleKind::Interleaved || kind == ScheduleKind::BreadthFirst;
     const bool folds = kind == ScheduleKind::ZbV || kind == ScheduleKind::DualPipeV;
@@ -166,6 +168,23 @@ class Checker {
                     "schedule=dualpipev needs at least 2 x pp = {} micro-batches, but there are {}; nearest "
                     "legal gb: {}",
                     2 * plan_.pp, m, 2 * plan_.pp * per_microbatch));
+  }
+
+  // What the file holds must be what the plan says.
+  void fileSchedule() {
+    const Schedule& s = *plan_.schedule_file.schedule;
+    const auto agree = [&](const char* field, std::int64_t planned, std::int64_t held, const char* what) {
+      if (planned != held)
+        add(field, fmt::format("{}, but {} has {} {}; nearest legal value: {}", planned,
+                               plan_.schedule_file.path, held, what, held));
+    };
+    agree("pp", plan_.pp, s.num_stages, "stages");
+    agree("chunks", plan_.chunks, s.num_chunks, "chunks per stage");
+    const std::int64_t per_microbatch = plan_.micro_batch * plan_.dp;
+    if (plan_.numMicrobatches() != s.num_microbatches)
+      add("gb", fmt::format("{} gives {} micro-batches, but {} has {}; nearest legal value: {}",
+                            plan_.global_batch, plan_.numMicrobatches(), plan_.schedule_file.path,
+                            s.num_microbatches, s.num_microbatches * per_microbatch));
   }
 
   void rest() {

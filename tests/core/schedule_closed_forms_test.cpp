@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/schedule.h"
+#include "tests/support/run_program.h"
 
 namespace bmt {
 namespace {
@@ -197,6 +198,23 @@ TEST(ScheduleCsv, ReadsWhatPyTorchWrites) {
             "0: F0.0 B0.0 F0.1 W0.0 B0.1 W0.1\n");
   for (const char* wrong : {"0F0,0X0\n", "", ",,\n", "F0\n", "0F0\n0F0\n", "0F0,3F0\n", "0F99999999999\n"})
     EXPECT_THROW(scheduleFromCsv(wrong, "s.csv"), Error) << wrong;
+}
+
+TEST(ScheduleCsv, APlanRunsItAndMustAgreeWithIt) {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.write("mine.csv", scheduleToCsv(makeSchedule(ScheduleKind::ZbH1, 2, 1, 4)));
+  const Plan plan = planFromText("pp=2,mb=1,gb=4,schedule=" + path);
+  EXPECT_EQ(makeSchedule(plan), makeSchedule(ScheduleKind::ZbH1, 2, 1, 4));
+  EXPECT_EQ(planFromText(planToText(plan)), plan);
+  EXPECT_EQ(planFromJson(planToJson(plan), "p"), plan);
+  const ModelSpec model = loadModel("gpt2-124m");
+  EXPECT_EQ(formatIssues(validatePlan(model, localCluster(2), plan)), "");
+  const std::string wrong =
+      formatIssues(validatePlan(model, localCluster(3), planFromText("pp=3,gb=6,schedule=" + path)));
+  EXPECT_NE(wrong.find("3, but " + path + " has 2 stages"), std::string::npos) << wrong;
+  EXPECT_NE(wrong.find("has 4; nearest legal value: 4"), std::string::npos) << wrong;
+  EXPECT_THROW(planFromText("schedule=/no/such.csv"), Error);
+  EXPECT_THROW(planFromText("pp=1,schedule=" + folder.write("order.csv", "0F1,0F0,0B0,0B1\n")), Error);
 }
 
 }  // namespace

@@ -77,12 +77,13 @@ TEST(Schedule, BadTextNamesLineAndToken) {
 }
 
 TEST(Schedule, FindsDeadlocksAndMissingSlots) {
-  // Stage 1 wants the backward of 1 first, stage 0 sends the forward of 0 first and then waits for backward
-  // 0.
-  const Schedule deadlock = scheduleFromText("0: F0.0 B0.0 F0.1 B0.1\n1: F0.1 B0.1 F0.0 B0.0\n", "s");
+  // Stage 1 wants both forwards before any backward, stage 0 waits for backward 0 before it sends forward 1.
+  const Schedule deadlock = scheduleFromText("0: F0.0 B0.0 F0.1 B0.1\n1: F0.0 F0.1 B0.0 B0.1\n", "s");
   EXPECT_NE(formatIssues(validateSchedule(deadlock)).find("deadlocks"), std::string::npos);
   const Schedule missing = scheduleFromText("0: F0.0 B0.0 F0.1\n", "s");
   EXPECT_NE(formatIssues(validateSchedule(missing)).find("has 3 slots"), std::string::npos);
+  const Schedule order = scheduleFromText("0: F0.1 F0.0 B0.0 B0.1\n", "s");
+  EXPECT_NE(formatIssues(validateSchedule(order)).find("F0.1 comes where F0.0 is expected"), std::string::npos);
   const Schedule twice = scheduleFromText("0: F0.0 F0.0 B0.0 F0.1\n", "s");
   EXPECT_NE(formatIssues(validateSchedule(twice)).find("twice"), std::string::npos);
 }
