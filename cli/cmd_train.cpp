@@ -110,7 +110,7 @@ std::string resultToJson(const exec::TrainResult& result, const Plan& plan, cons
   const auto bytes = [&](TaskKind kind) { return result.comm_bytes[static_cast<std::size_t>(kind)]; };
   json["bytes_on_wire"] = {{"tensor", bytes(TaskKind::TensorComm)},
                            {"data", bytes(TaskKind::DataComm)},
-                           {"pipeline", bytes(TaskKind::PipeComm)}};
+                           {"pipeline", bytes(TaskKind::PipeComm)}};  // context and expert are not executed
   json["rebalances"] = 0;
   json["checkpoint"] = nullptr;
   return json.dump(2) + "\n";

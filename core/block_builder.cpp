@@ -3,10 +3,10 @@
 
 namespace bmt {
 
-NormStats saveNormStats(SavedLayout& saved, const BlockShape& s) {
+NormStats saveNormStats(SavedLayout& saved, const BlockShape& s, std::int64_t rows) {
   NormStats stats;
-  if (s.model->norm == NormKind::LayerNorm) stats.mean = saved.add(s.rows, DType::F32);
-  stats.rstd = saved.add(s.rows, DType::F32);
+  if (s.model->norm == NormKind::LayerNorm) stats.mean = saved.add(rows, DType::F32);
+  stats.rstd = saved.add(rows, DType::F32);
   return stats;
 }
 

@@ -1,99 +1,87 @@
-// The MLP half of a layer: norm, up (and gate) projection, activation, down projection.
+// The MLP half of a layer: up (and gate) projection, activation, down projection. Also the shared experts.
 #include "core/block_builder.h"
 
 namespace bmt {
 namespace {
 
 // Adjacent parameters act as one matrix: gate, up.
-const char* upWeight(const ModelSpec& m) {
-  return m.gated_mlp ? "mlp.gate.weight" : "mlp.up.weight";
+std::string upName(const ModelSpec& m, const Half& half) {
+  return half.name + (m.gated_mlp ? ".gate" : ".up");
 }
-const char* upBias(const ModelSpec& m) {
-  return m.gated_mlp ? "mlp.gate.bias" : "mlp.up.bias";
+bool biased(const ModelSpec& m, const Half& half) {
+  return m.mlp_bias && half.name == "mlp";
 }
 
 }  // namespace
 
-void declareMlp(Params& params, const BlockShape& s, ParamGroup group) {
+void declareMlp(Params& params, const BlockShape& s, const std::string& name, std::int64_t inner,
+                ParamGroup group) {
   const ModelSpec& m = *s.model;
   const std::int64_t c = m.d_model;
+  const bool bias = m.mlp_bias && name == "mlp";
   switch (group) {
     case ParamGroup::Matrices:
-      if (m.gated_mlp) params.shardRows("mlp.gate.weight", m.d_ff, c, true);
-      params.shardRows("mlp.up.weight", m.d_ff, c, true);
-      params.shardCols("mlp.down.weight", c, m.d_ff);
+      if (m.gated_mlp) params.shardRows(name + ".gate.weight", inner, c, true);
+      params.shardRows(name + ".up.weight", inner, c, true);
+      params.shardCols(name + ".down.weight", c, inner);
       break;
     case ParamGroup::ShardedBiases:
-      if (!m.mlp_bias) break;
-      if (m.gated_mlp) params.shardRows("mlp.gate.bias", m.d_ff, 1, false);
-      params.shardRows("mlp.up.bias", m.d_ff, 1, false);
+      if (!bias) break;
+      if (m.gated_mlp) params.shardRows(name + ".gate.bias", inner, 1, false);
+      params.shardRows(name + ".up.bias", inner, 1, false);
+      break;
+    case ParamGroup::ReplicatedMatrices:
       break;
     case ParamGroup::Replicated:
-      if (m.mlp_bias) params.replicate("mlp.down.bias", 1, c, false);
+      if (bias) params.replicate(name + ".down.bias", 1, c, false);
       break;
   }
 }
 
 void layoutMlp(Half& half, SavedLayout& saved, const BlockShape& s) {
-  const ModelSpec& m = *s.model;
-  const std::int64_t ff = m.d_ff / s.tp;
-  half.stats = saveNormStats(saved, s);
-  half.norm = saved.add(s.rows * m.d_model, s.dtype);
-  saved.add(savedNormBytes(s), DType::I8);
+  const std::int64_t ff = half.inner / s.tp;
   // Simulated only: op by op, silu's output is kept beside the product with it.
-  if (m.gated_mlp && s.pointwise != Pointwise::Fused) saved.add(s.tokens * ff, s.dtype);
-  half.projected = saved.add(s.tokens * (m.gated_mlp ? 2 : 1) * ff, s.dtype);
+  if (s.model->gated_mlp && s.pointwise != Pointwise::Fused) saved.add(s.tokens * ff, s.dtype);
+  half.projected = saved.add(s.tokens * (s.model->gated_mlp ? 2 : 1) * ff, s.dtype);
   half.result = saved.add(s.tokens * ff, s.dtype);
 }
 
-Operand mlpForward(Builder& f, const BlockShape& s, const Params& params, const Half& half,
-                   const Residual& in) {
+Operand mlpForward(Builder& f, const BlockShape& s, const Params& params, const Half& half) {
   const ModelSpec& m = *s.model;
-  const std::int64_t c = m.d_model, ff = m.d_ff / s.tp, pre_cols = m.gated_mlp ? 2 * ff : ff;
-  normForward(f, s, params, half.norm_name, half.norm, in.y, half.stats, in.x, in.delta, in.bias);
-  f.release(0);
-  f.op(OpKind::LinearForward, {s.tokens, pre_cols, c},
-       {half.projected, f.gatherRows(half.norm), params.weight(upWeight(m)),
-        m.mlp_bias ? params.weight(upBias(m)) : Operand{}});
-  f.release(0);
+  const std::int64_t c = m.d_model, ff = half.inner / s.tp, pre_cols = m.gated_mlp ? 2 * ff : ff;
+  const std::string up = upName(m, half);
+  columnForward(f, s, half.projected, half.norm, params.weight(up + ".weight"),
+                biased(m, half) ? params.weight(up + ".bias") : Operand{}, pre_cols, c);
   if (m.gated_mlp) {
-    f.op(OpKind::SwigluForward, {s.tokens, ff}, {half.result, half.projected});
+    f.op(OpKind::SwigluForward, {s.tokens, ff, m.activation == ActivationKind::Gelu ? 1 : 0},
+         {half.result, half.projected});
   } else {
     f.op(OpKind::ActivationForward, {s.tokens * ff, static_cast<std::int64_t>(m.activation)},
          {half.result, half.projected});
   }
-  const Operand partial = f.work(s.tokens * c);
-  f.op(OpKind::LinearForward, {s.tokens, c, ff},
-       {partial, half.result, params.weight("mlp.down.weight"), {}});
-  return partial;
+  return rowForward(f, s, half.result, params.weight(half.name + ".down.weight"), c, ff);
 }
 
-void mlpBackward(BackwardBuilder& back, const BlockShape& s, const Params& params, const Half& half,
-                 Operand dout, Operand din) {
+Operand mlpBackward(BackwardBuilder& back, const BlockShape& s, const Params& params, const Half& half,
+                    Operand dout) {
   const ModelSpec& m = *s.model;
-  const std::int64_t c = m.d_model, ff = m.d_ff / s.tp, pre_cols = m.gated_mlp ? 2 * ff : ff, acc = back.acc;
-  Builder &b = back.input, &w = back.weight();
-  if (m.mlp_bias) w.op(OpKind::BiasBackward, {s.rows, c, acc}, {params.grad("mlp.down.bias"), dout});
-  const Operand dout_rows = back.gatherKept(dout);
+  const std::int64_t c = m.d_model, ff = half.inner / s.tp, pre_cols = m.gated_mlp ? 2 * ff : ff;
+  Builder& b = back.input;
   const Operand dact = m.gated_mlp ? b.work(s.tokens * ff) : back.kept(s.tokens * ff);
-  b.op(OpKind::LinearBackwardInput, {s.tokens, c, ff}, {dact, dout_rows, params.weight("mlp.down.weight")});
-  w.op(OpKind::LinearBackwardWeight, {s.tokens, c, ff, acc},
-       {params.grad("mlp.down.weight"), {}, dout_rows, half.result});
+  rowBackward(back, s, dact, dout, half.result, params.weight(half.name + ".down.weight"),
+              params.grad(half.name + ".down.weight"), c, ff);
   Operand dpre = dact;  // in place
   if (m.gated_mlp) {
     dpre = back.kept(s.tokens * pre_cols);
-    b.op(OpKind::SwigluBackward, {s.tokens, ff}, {dpre, dact, half.projected});
+    b.op(OpKind::SwigluBackward, {s.tokens, ff, m.activation == ActivationKind::Gelu ? 1 : 0},
+         {dpre, dact, half.projected});
   } else {
     b.op(OpKind::ActivationBackward, {s.tokens * ff, static_cast<std::int64_t>(m.activation)},
          {dpre, dact, half.projected});
   }
-  w.op(OpKind::LinearBackwardWeight, {s.tokens, pre_cols, c, acc},
-       {params.grad(upWeight(m)), m.mlp_bias ? params.grad(upBias(m)) : Operand{}, dpre,
-        w.gatherRows(half.norm)});
-  const Operand dnorm = b.work(s.tokens * c);
-  b.op(OpKind::LinearBackwardInput, {s.tokens, pre_cols, c}, {dnorm, dpre, params.weight(upWeight(m))});
-  normBackward(b, s, params, half.norm_name, din, b.reduceRows(dnorm), half.input, half.stats, dout, acc);
-  back.endHalf();
+  const std::string up = upName(m, half);
+  return columnBackward(back, s, dpre, half.norm, params.weight(up + ".weight"), params.grad(up + ".weight"),
+                        biased(m, half) ? params.grad(up + ".bias") : Operand{}, pre_cols, c);
 }
 
 }  // namespace bmt

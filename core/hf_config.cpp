@@ -37,10 +37,12 @@ ActivationKind activation(const HfConfig& c, const char* key, const char* fallba
   const std::string name = c.text(key, fallback);
   if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return ActivationKind::Gelu;
   if (name == "relu") return ActivationKind::Relu;
+  if (name == "relu2") return ActivationKind::SquaredRelu;
   if (name == "silu" || name == "swish") return ActivationKind::Silu;
-  c.refuse(fmt::format(
-      "field '{}': activation '{}' is not supported; supported: gelu_new, gelu_pytorch_tanh, relu, silu", key,
-      name));
+  c.refuse(
+      fmt::format("field '{}': activation '{}' is not supported; supported: gelu_new, gelu_pytorch_tanh, "
+                  "relu, relu2, silu",
+                  key, name));
 }
 
 ModelSpec gpt2(const HfConfig& c) {
@@ -125,6 +127,108 @@ ModelSpec bloom(const HfConfig& c) {
   return m;
 }
 
+ModelSpec mixtral(const HfConfig& c) {
+  ModelSpec m = llamaLike(c, "mixtral");
+  m.kv_heads = c.integer("num_key_value_heads", 8);
+  m.d_ff = m.moe_d_ff = c.integer("intermediate_size", 14336);
+  m.experts = c.integer("num_local_experts", 8);
+  m.top_k = c.integer("num_experts_per_tok", 2);
+  return m;
+}
+
+ModelSpec deepseek(const HfConfig& c, const std::string& type) {
+  const bool v3 = type == "deepseek_v3";
+  ModelSpec m = llamaLike(c, type);
+  m.kv_heads = m.heads;
+  m.d_ff = c.integer("intermediate_size", v3 ? 18432 : 11008);
+  m.q_rank = c.integer("q_lora_rank", c.present("kv_lora_rank") && !c.present("q_lora_rank") ? 0 : 1536);
+  m.kv_rank = c.integer("kv_lora_rank", 512);
+  m.rope_dim = c.integer("qk_rope_head_dim", 64);
+  m.d_head = m.rope_dim + c.integer("qk_nope_head_dim", 128);
+  m.v_dim = c.integer("v_head_dim", 128);
+  m.experts = c.integer("n_routed_experts", v3 ? 256 : 0);
+  if (m.experts > 0) {
+    m.top_k = c.integer("num_experts_per_tok", v3 ? 8 : 6);
+    m.moe_d_ff = c.integer("moe_intermediate_size", v3 ? 2048 : 1407);
+    m.shared_experts = c.integer("n_shared_experts", v3 ? 1 : 0);
+    m.dense_first_layers = c.integer("first_k_dense_replace", v3 ? 3 : 0);
+    m.moe_every = c.integer("moe_layer_freq", 1);
+    m.router_bias = v3;
+  }
+  return m;
+}
+
+// BERT and ViT use the exact GELU; the difference from the tanh form is simulated as nothing.
+ActivationKind exactGelu(const HfConfig& c, ModelSpec& m) {
+  if (c.text("hidden_act", "gelu") != "gelu") return activation(c, "hidden_act", "gelu");
+  m.not_executed = "the exact (erf) GELU";
+  return ActivationKind::Gelu;
+}
+
+ModelSpec bert(const HfConfig& c) {
+  ModelSpec m;
+  m.family = Family::Bert;
+  m.post_norm = m.embedding_norm = true;
+  m.layers = c.integer("num_hidden_layers", 12);
+  m.d_model = c.integer("hidden_size", 768);
+  m.heads = m.kv_heads = c.integer("num_attention_heads", 12);
+  m.d_ff = c.integer("intermediate_size", 3072);
+  m.vocab = c.integer("vocab_size", 30522);
+  m.seq_len = m.max_positions = c.integer("max_position_embeddings", 512);
+  m.token_types = c.integer("type_vocab_size", 2);
+  m.activation = exactGelu(c, m);
+  m.norm_eps = c.number("layer_norm_eps", 1e-12);
+  return m;
+}
+
+ModelSpec vit(const HfConfig& c, const Json& json) {
+  ModelSpec m;
+  m.family = Family::Vit;
+  m.layers = c.integer("num_hidden_layers", 12);
+  m.d_model = c.integer("hidden_size", 768);
+  m.heads = m.kv_heads = c.integer("num_attention_heads", 12);
+  m.d_ff = c.integer("intermediate_size", 3072);
+  const std::int64_t image = c.integer("image_size", 224), patch = c.integer("patch_size", 16);
+  if (patch < 1 || image % patch != 0)
+    c.refuse(fmt::format("field 'patch_size': {} does not divide image_size {}", patch, image));
+  m.patch_dim = c.integer("num_channels", 3) * patch * patch;
+  m.seq_len = m.max_positions = (image / patch) * (image / patch) + 1;
+  const bool labels = json.contains("id2label") && json.at("id2label").is_object();
+  m.vocab = c.integer("num_labels", labels ? static_cast<std::int64_t>(json.at("id2label").size()) : 1000);
+  m.qkv_bias = c.boolean("qkv_bias", true);
+  m.activation = exactGelu(c, m);
+  m.norm_eps = c.number("layer_norm_eps", 1e-12);
+  m.tied_embedding = false;
+  return m;
+}
+
+ModelSpec t5(const HfConfig& c) {
+  ModelSpec m;
+  m.family = Family::T5;
+  m.encoder_layers = c.integer("num_layers", 6);
+  m.layers = m.encoder_layers + c.integer("num_decoder_layers", m.encoder_layers);
+  m.d_model = c.integer("d_model", 512);
+  m.heads = m.kv_heads = c.integer("num_heads", 8);
+  m.d_head = c.integer("d_kv", 64);
+  m.d_ff = c.integer("d_ff", 2048);
+  m.vocab = c.integer("vocab_size", 32128);
+  m.seq_len = c.integer("n_positions", 512);
+  m.decoder_seq_len =
+      114;  // targets of the span corruption of 512 tokens (Raffel et al. 2020, section 3.1.4)
+  m.relative_buckets = c.integer("relative_attention_num_buckets", 32);
+  const std::string act = c.text("feed_forward_proj", "relu");
+  m.gated_mlp = act.starts_with("gated-");
+  m.activation = act.ends_with("gelu")   ? ActivationKind::Gelu
+                 : act.ends_with("silu") ? ActivationKind::Silu
+                                         : ActivationKind::Relu;
+  m.norm = NormKind::RmsNorm;
+  m.position = PositionKind::Relative;
+  m.qkv_bias = m.attn_out_bias = m.mlp_bias = false;
+  m.norm_eps = c.number("layer_norm_epsilon", 1e-6);
+  m.tied_embedding = c.boolean("tie_word_embeddings", true);
+  return m;
+}
+
 }  // namespace
 
 ModelSpec modelFromHfConfig(const std::string& text, const std::string& source) {
@@ -141,9 +245,21 @@ ModelSpec modelFromHfConfig(const std::string& text, const std::string& source) 
     m = opt(config);
   } else if (type == "bloom") {
     m = bloom(config);
+  } else if (type == "mixtral") {
+    m = mixtral(config);
+  } else if (type == "deepseek_v2" || type == "deepseek_v3") {
+    m = deepseek(config, type);
+  } else if (type == "bert") {
+    m = bert(config);
+  } else if (type == "vit") {
+    m = vit(config, json);
+  } else if (type == "t5") {
+    m = t5(config);
   } else {
-    config.refuse(fmt::format(
-        "model_type '{}' is not supported; supported: gpt2, llama, mistral, qwen2, opt, bloom", type));
+    config.refuse(
+        fmt::format("model_type '{}' is not supported; supported: gpt2, llama, mistral, qwen2, opt, "
+                    "bloom, mixtral, deepseek_v2, deepseek_v3, bert, vit, t5",
+                    type));
   }
   if (m.d_head == 0 && m.heads > 0) m.d_head = m.d_model / m.heads;
   m.name = config.text("_name_or_path", source.c_str());

@@ -16,7 +16,8 @@ void RankLowerer::placeBlocks() {
       placed.chunk = chunk;
       placed.layer = layer;
       placed.index = index;
-      placed.block = &library_.block(kind, program_.coord.tp);
+      placed.block = kind == BlockKind::Layer ? &library_.layer(layerKind(model_, layer))
+                                              : &library_.block(kind, program_.coord.tp);
       blocks.push_back(placed);
     };
     if (firstStage(chunk)) place(BlockKind::Embedding, -1, 0);
@@ -31,7 +32,6 @@ void RankLowerer::placeBlocks() {
 }
 
 void RankLowerer::cutBuckets(std::vector<Placed>& blocks) {
-  const std::int64_t align = plan_.dp * (kArenaAlignment / sizeOf(DType::F32));  // every shard stays aligned
   std::vector<std::size_t> starts;  // first block of every bucket, descending
   std::int64_t elements = 0;
   for (std::size_t i = blocks.size(); i-- > 0;) {
@@ -46,23 +46,43 @@ void RankLowerer::cutBuckets(std::vector<Placed>& blocks) {
   std::reverse(starts.begin(), starts.end());
   for (std::size_t b = 0; b < starts.size(); ++b) {
     const std::size_t end = b + 1 < starts.size() ? starts[b + 1] : blocks.size();
-    GradBucket bucket;
-    bucket.begin = program_.flat_elements;
-    std::int64_t offset = bucket.begin;
+    std::int64_t offset = program_.flat_elements;
+    const std::int64_t begin = offset;
     for (std::size_t i = starts[b]; i < end; ++i) {
       blocks[i].offset = offset;
       blocks[i].bucket = static_cast<std::int32_t>(program_.buckets.size());
       offset += blocks[i].block->elements;
     }
-    bucket.count = roundUp(offset - bucket.begin, align);
-    program_.flat_elements += bucket.count;
-    program_.buckets.push_back(bucket);
+    addBucket(offset - begin, false);
+  }
+  // The experts of a block are a bucket of their own: they are large, and other ranks hold the same ones.
+  for (Placed& placed : blocks) {
+    if (placed.block->expert_elements == 0) continue;
+    placed.expert_offset = program_.flat_elements;
+    placed.expert_bucket = addBucket(placed.block->expert_elements, true);
   }
   for (const Placed& placed : blocks) addParams(placed);
 }
 
+std::int32_t RankLowerer::addBucket(std::int64_t elements, bool expert) {
+  GradBucket bucket;
+  bucket.expert = expert;
+  bucket.begin = program_.flat_elements;
+  bucket.count = roundUp(elements, bucketRanks(bucket) * (kArenaAlignment / sizeOf(DType::F32)));
+  bucket.state_begin = program_.state_elements;
+  program_.flat_elements += bucket.count;
+  program_.state_elements += plan_.zero >= 1 ? bucket.count / bucketRanks(bucket) : bucket.count;
+  program_.buckets.push_back(bucket);
+  return static_cast<std::int32_t>(program_.buckets.size()) - 1;
+}
+
 void RankLowerer::addParams(const Placed& placed) {
-  for (const BlockParam& p : library_.params(placed.kind, program_.coord.tp)) {
+  const std::vector<BlockParam>& params =
+      placed.kind == BlockKind::Layer
+          ? library_.layerParams(layerKind(model_, placed.layer), program_.coord.tp,
+                                 graph_.mesh.expertIndex(program_.coord))
+          : placed.block->params;
+  for (const BlockParam& p : params) {
     ParamShard shard;
     shard.name =
         placed.kind == BlockKind::Layer ? "layers." + std::to_string(placed.layer) + "." + p.name : p.name;
@@ -72,7 +92,8 @@ void RankLowerer::addParams(const Placed& placed) {
     shard.rows = p.rows;
     shard.col_begin = p.col_begin;
     shard.cols = p.cols;
-    shard.offset = placed.offset + p.offset;
+    shard.offset = (p.expert ? placed.expert_offset : placed.offset) + p.offset;
+    shard.expert = p.expert;
     shard.block = placed.index;
     shard.decay = p.decay;
     shard.replicated = p.replicated;
@@ -103,15 +124,15 @@ void RankLowerer::makePersistentBuffers() {
   p.gradients = addBuffer(BufferKind::Gradients, gradBytes(p.flat_elements), true);
   // Adam moments, and an fp32 master copy when the weights are 16-bit; sharded over dp by ZeRO-1.
   const std::int64_t states = plan_.precision == DType::F32 ? 2 : 3;
-  const std::int64_t shards = plan_.zero >= 1 ? plan_.dp : 1;
-  p.optimizer = addBuffer(BufferKind::Optimizer, states * stateBytes(p.flat_elements / shards), true);
+  p.optimizer = addBuffer(BufferKind::Optimizer, states * stateBytes(p.state_elements), true);
   if (tiedOnRank())
     tied_grad_ =
         addBuffer(BufferKind::Gradients, gradBytes(ceilDiv(model_.vocab, plan_.tp) * model_.d_model), true);
-  const Bytes token_bytes = num_microbatches_ * plan_.micro_batch * model_.seq_len * sizeOf(DType::I32);
-  if (program_.coord.pp == 0) p.tokens = addBuffer(BufferKind::Input, token_bytes, true);
+  const BlockShape shape = makeBlockShape(model_, plan_, 0);
+  const auto input = [&](Bytes each) { return addBuffer(BufferKind::Input, num_microbatches_ * each, true); };
+  if (program_.coord.pp == 0) p.tokens = input(inputBytes(shape));
   if (program_.coord.pp == holderOf(plan_.numVirtualStages() - 1))
-    p.targets = addBuffer(BufferKind::Input, token_bytes, true);
+    p.targets = input(targetElements(shape) * sizeOf(DType::I32));
   p.scalars = addBuffer(BufferKind::Input, graph_.scalars.size() * sizeOf(DType::F64), true);
 }
 

@@ -9,6 +9,13 @@ void RankLowerer::blockDone(const Slot& slot, const std::vector<Placed>& blocks,
   const Placed& placed = blocks[i];
   reduceReplicated(slot, placed);
   if (placed.kind == BlockKind::Embedding && tiedOnRank()) addTiedGradient(slot, placed);
+  if (placed.expert_bucket >= 0) {
+    if (plan_.overlap_grad) {
+      reduceBucket(placed.expert_bucket, slot);
+    } else {
+      late_buckets_.emplace_back(placed.expert_bucket, slot);
+    }
+  }
   const bool closes = i == 0 || blocks[i - 1].bucket != placed.bucket;
   if (!closes) return;
   const bool waits = tiedAcrossStages() && placed.kind != BlockKind::Layer;
@@ -60,12 +67,13 @@ void RankLowerer::addTiedGradient(const Slot& slot, const Placed& placed) {
 }
 
 void RankLowerer::reduceBucket(std::int32_t index, const Slot& slot) {
-  if (plan_.dp == 1) return;
   const GradBucket& bucket = program_.buckets[static_cast<std::size_t>(index)];
+  if (bucketRanks(bucket) == 1) return;
   const Arg full{program_.gradients, gradBytes(bucket.begin)};
   const Arg shard{program_.gradients, gradBytes(bucket.begin + shardOffset(bucket))};
   const bool scatter = plan_.zero >= 1;
-  const Comm comm = dataComm(scatter ? CommKind::ReduceScatter : CommKind::AllReduce, GroupKind::Data,
+  const Comm comm = dataComm(scatter ? CommKind::ReduceScatter : CommKind::AllReduce,
+                             bucket.expert ? GroupKind::ExpertData : GroupKind::Data,
                              static_cast<std::uint64_t>(index), bucket.count, full, scatter ? shard : full);
   const auto replicated = replicated_.find(index);
   const TaskId sum = replicated == replicated_.end() ? -1 : replicated->second;
@@ -74,7 +82,7 @@ void RankLowerer::reduceBucket(std::int32_t index, const Slot& slot) {
 }
 
 std::int64_t RankLowerer::shardOffset(const GradBucket& bucket) const {
-  return bucket.count / plan_.dp * program_.coord.dp;
+  return bucket.count / bucketRanks(bucket) * bucketIndex(bucket);
 }
 
 void RankLowerer::finishGradients() {
@@ -93,7 +101,7 @@ void RankLowerer::finishGradients() {
 std::pair<std::int64_t, std::int64_t> RankLowerer::ownedRange(const GradBucket& bucket) const {
   if (plan_.zero == 0) return {bucket.begin, bucket.begin + bucket.count};
   const std::int64_t begin = bucket.begin + shardOffset(bucket);
-  return {begin, begin + bucket.count / plan_.dp};
+  return {begin, begin + bucket.count / bucketRanks(bucket)};
 }
 
 void RankLowerer::optimizerStep() {
@@ -115,9 +123,10 @@ void RankLowerer::optimizerStep() {
   }
   for (std::size_t b = 0; b < program_.buckets.size(); ++b) {
     addCompute(TaskKind::Optimizer, slot, -1, library_.add(adamSegment(b)), bindings, {scalars_task_});
-    if (plan_.zero == 0 || plan_.dp == 1) continue;
     const GradBucket& bucket = program_.buckets[b];
-    Comm comm = dataComm(CommKind::AllGather, GroupKind::Data, program_.buckets.size() + b, bucket.count,
+    if (plan_.zero == 0 || bucketRanks(bucket) == 1) continue;
+    Comm comm = dataComm(CommKind::AllGather, bucket.expert ? GroupKind::ExpertData : GroupKind::Data,
+                         program_.buckets.size() + b, bucket.count,
                          {program_.weights, weightBytes(bucket.begin + shardOffset(bucket))},
                          {program_.weights, weightBytes(bucket.begin)});
     comm.dtype = plan_.precision;
@@ -129,21 +138,28 @@ Segment RankLowerer::normSegment() {
   Segment segment;
   for (const std::vector<Placed>& blocks : blocks_) {
     for (const Placed& placed : blocks) {
-      const auto [owned_begin, owned_end] =
-          ownedRange(program_.buckets[static_cast<std::size_t>(placed.bucket)]);
-      if (plan_.zero == 0 && program_.coord.dp != 0) continue;  // replicas hold equal gradients
+      const auto add = [&](std::int32_t bucket_index, std::int64_t begin, std::int64_t end) {
+        const GradBucket& bucket = program_.buckets[static_cast<std::size_t>(bucket_index)];
+        if (plan_.zero == 0 && bucketIndex(bucket) != 0) return;  // replicas hold equal gradients
+        const auto [owned_begin, owned_end] = ownedRange(bucket);
+        begin = std::max(begin, owned_begin);
+        end = std::min(end, owned_end);
+        if (begin >= end) return;
+        OpCall call;
+        call.op = {OpKind::SumOfSquares, DType::F32, {end - begin}, 0};
+        call.operands[0] = {Region::Scalars, (1 + placed.index) * sizeOf(DType::F64)};
+        call.operands[1] = {Region::Grad, gradBytes(begin)};
+        segment.ops.push_back(call);
+      };
       const Block& block = *placed.block;
-      std::int64_t begin = 0, end = program_.coord.tp == 0 ? block.elements : block.replicated_begin;
+      std::int64_t begin = 0;
+      const std::int64_t end = program_.coord.tp == 0 ? block.elements : block.replicated_begin;
       // The last stage's copy of a tied table comes first in the head block and counts on the first stage.
-      if (placed.kind == BlockKind::Head && tiedAcrossStages()) begin = block.replicated_begin;
-      begin = std::max(begin + placed.offset, owned_begin);
-      end = std::min(end + placed.offset, owned_end);
-      if (begin >= end) continue;
-      OpCall call;
-      call.op = {OpKind::SumOfSquares, DType::F32, {end - begin}, 0};
-      call.operands[0] = {Region::Scalars, (1 + placed.index) * sizeOf(DType::F64)};
-      call.operands[1] = {Region::Grad, gradBytes(begin)};
-      segment.ops.push_back(call);
+      if (placed.kind == BlockKind::Head && tiedAcrossStages())
+        begin = ceilDiv(model_.vocab, plan_.tp) * model_.d_model;
+      add(placed.bucket, placed.offset + begin, placed.offset + end);
+      if (placed.expert_bucket >= 0)
+        add(placed.expert_bucket, placed.expert_offset, placed.expert_offset + block.expert_elements);
     }
   }
   return segment;
@@ -152,8 +168,7 @@ Segment RankLowerer::normSegment() {
 Segment RankLowerer::adamSegment(std::size_t bucket_index) {
   const GradBucket& bucket = program_.buckets[bucket_index];
   const auto [owned_begin, owned_end] = ownedRange(bucket);
-  const std::int64_t shards = plan_.zero >= 1 ? plan_.dp : 1;
-  const std::int64_t num_states = program_.flat_elements / shards;
+  const std::int64_t num_states = program_.state_elements;
   Segment segment;
   if (bucket_index == 0) {
     OpCall call;
@@ -165,7 +180,7 @@ Segment RankLowerer::adamSegment(std::size_t bucket_index) {
     begin = std::max(begin, owned_begin);
     end = std::min(end, owned_end);
     if (begin >= end) return;
-    const std::int64_t state = bucket.begin / shards + (begin - owned_begin);
+    const std::int64_t state = bucket.state_begin + (begin - owned_begin);
     OpCall call;
     call.op = {OpKind::AdamW, plan_.precision, {end - begin, decay, graph_.scalars.num_slots}, 0};
     call.operands[0] = {Region::Weight, weightBytes(begin)};
@@ -177,9 +192,14 @@ Segment RankLowerer::adamSegment(std::size_t bucket_index) {
   };
   for (const std::vector<Placed>& blocks : blocks_) {
     for (const Placed& placed : blocks) {
+      if (placed.expert_bucket == static_cast<std::int32_t>(bucket_index))
+        range(placed.expert_offset, placed.expert_offset + placed.block->expert_elements, 1);
       if (placed.bucket != static_cast<std::int32_t>(bucket_index)) continue;
-      range(placed.offset, placed.offset + placed.block->decay_elements, 1);
-      range(placed.offset + placed.block->decay_elements, placed.offset + placed.block->elements, 0);
+      const Block& block = *placed.block;
+      range(placed.offset, placed.offset + block.decay_elements, 1);
+      range(placed.offset + block.decay_elements, placed.offset + block.replicated_begin, 0);
+      range(placed.offset + block.replicated_begin, placed.offset + block.replicated_decay_end, 1);
+      range(placed.offset + block.replicated_decay_end, placed.offset + block.elements, 0);
     }
   }
   return segment;

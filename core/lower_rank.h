@@ -31,6 +31,8 @@ struct Placed {
   std::int32_t index = 0;   // 0 = embedding, 1 + layer, 1 + layers = head
   std::int64_t offset = 0;  // elements
   std::int32_t bucket = 0;
+  std::int64_t expert_offset = 0;  // of its experts, which lie in buckets of their own
+  std::int32_t expert_bucket = -1;
   const Block* block = nullptr;
 };
 
@@ -40,29 +42,36 @@ inline bool endsShareRank(const Plan& plan) {
 }
 
 // Blocks and segments shared by all ranks of a graph. Embedding and head differ between tensor ranks; a
-// layer's ops are the same on all of them, only the rows or columns of its parameters differ.
+// layer's ops are the same on all ranks, only the rows or columns of its parameters and its experts differ.
 class Library {
  public:
   Library(TaskGraph& graph) : graph_(graph) {
-    BlockShape shape = makeBlockShape(graph.model, graph.plan, 0);
-    layer_ = buildLayerBlock(shape);
+    const ModelSpec& model = graph.model;
+    for (std::int64_t l = 0; l < model.layers; ++l) {
+      const LayerKind kind = layerKind(model, l);
+      if (!layers_.contains(kind))
+        layers_.emplace(kind, buildLayerBlock(makeBlockShape(model, graph.plan, 0), kind));
+    }
     for (std::int32_t t = 0; t < graph.plan.tp; ++t) {
-      shape = makeBlockShape(graph.model, graph.plan, t);
-      layer_params_.push_back(buildLayerBlock(shape).params);
+      const BlockShape shape = makeBlockShape(model, graph.plan, t);
       embedding_.push_back(buildEmbeddingBlock(shape));
-      const bool shares_rank = graph.model.tied_embedding && endsShareRank(graph.plan);
+      const bool shares_rank = model.tied_embedding && endsShareRank(graph.plan);
       head_.push_back(buildHeadBlock(shape, shares_rank ? HeadTable::Tied : HeadTable::Own));
     }
   }
 
+  const Block& layer(LayerKind kind) const { return layers_.at(kind); }
   const Block& block(BlockKind kind, std::int32_t tp_index) const {
-    const auto t = static_cast<std::size_t>(tp_index);
-    if (kind == BlockKind::Layer) return layer_;
-    return kind == BlockKind::Embedding ? embedding_[t] : head_[t];
+    return (kind == BlockKind::Embedding ? embedding_ : head_)[static_cast<std::size_t>(tp_index)];
   }
-  const std::vector<BlockParam>& params(BlockKind kind, std::int32_t tp_index) const {
-    if (kind == BlockKind::Layer) return layer_params_[static_cast<std::size_t>(tp_index)];
-    return block(kind, tp_index).params;
+  // Parameters of a layer on the rank with these indexes.
+  const std::vector<BlockParam>& layerParams(LayerKind kind, std::int32_t tp_index, std::int32_t ep_index) {
+    if (kind != LayerKind::Experts) ep_index = 0;
+    const auto [entry, inserted] = layer_params_.try_emplace({kind, tp_index, ep_index});
+    if (inserted)
+      entry->second =
+          buildLayerBlock(makeBlockShape(graph_.model, graph_.plan, tp_index, ep_index), kind).params;
+    return entry->second;
   }
   static const std::vector<Piece>& pieces(const Block& block, Part part) {
     switch (part) {
@@ -94,15 +103,31 @@ class Library {
     if (!inserted) return entry->second;
     Segment segment;
     for (const auto& [block, part, times] : parts) {
-      for (const Piece& piece : pieces(*block, part)) {
-        if (piece.is_comm) {
-          segment.comms.push_back(
-              {piece.comm.kind, GroupKind::Tensor, piece.comm.count, piece.comm.dtype, times});
-        }
+      const std::vector<Piece>& list = pieces(*block, part);
+      std::vector<std::int32_t> first_op;
+      for (const Piece& piece : list) {
+        first_op.push_back(static_cast<std::int32_t>(segment.ops.size()));
         for (const OpCall& call : piece.ops) {
           segment.ops.push_back(call);
           segment.repeat.push_back(times);
         }
+      }
+      first_op.push_back(static_cast<std::int32_t>(segment.ops.size()));
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        if (!list[i].is_comm) continue;
+        const BlockComm& comm = list[i].comm;
+        MergedComm merged{comm.kind, comm.group, comm.count, comm.dtype, times};
+        if (comm.overlapped) {
+          // Beside the ops from here to whoever waits for it.
+          std::size_t until = i + 1;
+          const auto waits = [&](const Piece& p) {
+            return std::find(p.after.begin(), p.after.end(), static_cast<std::int32_t>(i)) != p.after.end();
+          };
+          while (until < list.size() && !waits(list[until])) ++until;
+          merged.beside = first_op[i];
+          merged.beside_end = first_op[until];
+        }
+        segment.comms.push_back(merged);
       }
     }
     entry->second = add(std::move(segment));
@@ -116,8 +141,8 @@ class Library {
 
  private:
   TaskGraph& graph_;
-  Block layer_;
-  std::vector<std::vector<BlockParam>> layer_params_;  // by tensor index
+  std::map<LayerKind, Block> layers_;
+  std::map<std::tuple<LayerKind, std::int32_t, std::int32_t>, std::vector<BlockParam>> layer_params_;
   std::vector<Block> embedding_, head_;
   std::map<std::tuple<const Block*, Part, std::size_t>, SegmentId> segment_of_;
   std::map<ChunkKey, SegmentId> chunk_segment_;
@@ -194,7 +219,9 @@ class RankLowerer {
   }
   bool firstStage(std::int32_t chunk) const { return virtualStage(chunk) == 0; }
   bool lastStage(std::int32_t chunk) const { return virtualStage(chunk) == plan_.numVirtualStages() - 1; }
-  std::int64_t streamElements() const { return makeBlockShape(model_, plan_, 0).rows * model_.d_model; }
+  std::int64_t streamElements() const {
+    return makeBlockShape(model_, plan_, 0).stream_rows() * model_.d_model;
+  }
   InFlight& inFlight(const Slot& slot) { return in_flight_[{slot.chunk, slot.microbatch}]; }
   std::vector<Placed>& blocksOf(std::int32_t chunk) { return blocks_[static_cast<std::size_t>(chunk)]; }
   bool tiedAcrossStages() const { return model_.tied_embedding && !endsShareRank(plan_); }
@@ -209,6 +236,8 @@ class RankLowerer {
   // Groups a chunk's blocks into buckets from its end and lays them out. A tied table that exists twice waits
   // for its other copy, so it gets a bucket of its own.
   void cutBuckets(std::vector<Placed>& blocks);
+  // Appends a bucket of `elements`, rounded up so that every shard of it stays aligned; returns its index.
+  std::int32_t addBucket(std::int64_t elements, bool expert);
   void addParams(const Placed& placed);
   BufferId addBuffer(BufferKind kind, Bytes bytes, bool persistent = false);
   void touch(BufferId id, TaskId task);
@@ -225,7 +254,7 @@ class RankLowerer {
   std::uint64_t tensorSeq(const Slot& slot, bool recompute, std::int32_t block_index,
                           std::size_t piece) const;
   void emitPieces(const Placed& placed, Part part, TaskKind kind, const Slot& slot, const Bindings& bindings,
-                  std::vector<TaskId> deps);
+                  const std::vector<TaskId>& before);
   Comm pipeComm(CommKind kind, bool forward, std::int32_t boundary, const Slot& slot, BufferId buffer) const;
   // The buffer of a gradient of the residual stream: a new one, or where backward is in place the chunk's
   // only one.
@@ -249,7 +278,6 @@ class RankLowerer {
   void forwardChunk(const Slot& slot, InFlight& flight, TaskId recv);
   void backwardChunk(const Slot& slot, InFlight& flight, TaskId recv);
   void weightChunk(const Slot& slot, InFlight& flight);
-  static std::int64_t numLayers(const std::vector<Placed>& blocks);
 
   // Gradients and optimizer (lower_optimizer.cpp).
   // Called after a block's last task of a backward slot; starts what its gradients were waiting for.
@@ -260,6 +288,14 @@ class RankLowerer {
   void reduceReplicated(const Slot& slot, const Placed& placed);
   void addTiedGradient(const Slot& slot, const Placed& placed);
   void reduceBucket(std::int32_t index, const Slot& slot);
+  // Ranks that sum a bucket's gradients, and this rank's place among them.
+  std::int32_t bucketRanks(const GradBucket& bucket) const {
+    return bucket.expert ? plan_.expertDataRanks() : plan_.dataRanks();
+  }
+  std::int32_t bucketIndex(const GradBucket& bucket) const {
+    return bucket.expert ? graph_.mesh.expertDataIndex(program_.coord)
+                         : graph_.mesh.dataIndex(program_.coord);
+  }
   std::int64_t shardOffset(const GradBucket& bucket) const;
   // The two copies of a tied table add their gradients; then the buckets that waited are reduced.
   void finishGradients();

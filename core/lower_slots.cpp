@@ -51,10 +51,15 @@ Bindings RankLowerer::baseBindings(const Placed& placed, std::int32_t microbatch
   const RankProgram& p = program_;
   bind(bindings, Region::Weight) = {p.weights, weightBytes(placed.offset)};
   bind(bindings, Region::Grad) = {p.gradients, gradBytes(placed.offset)};
-  const Bytes tokens = plan_.micro_batch * model_.seq_len * sizeOf(DType::I32) * microbatch;
-  if (placed.kind == BlockKind::Embedding) bind(bindings, Region::Tokens) = {p.tokens, tokens};
+  if (placed.block->expert_elements > 0) {
+    bind(bindings, Region::Expert) = {p.weights, weightBytes(placed.expert_offset)};
+    bind(bindings, Region::ExpertGrad) = {p.gradients, gradBytes(placed.expert_offset)};
+  }
+  const BlockShape shape = makeBlockShape(model_, plan_, 0);
+  if (placed.kind == BlockKind::Embedding)
+    bind(bindings, Region::Tokens) = {p.tokens, inputBytes(shape) * microbatch};
   if (placed.kind == BlockKind::Head) {
-    bind(bindings, Region::Targets) = {p.targets, tokens};
+    bind(bindings, Region::Targets) = {p.targets, targetElements(shape) * sizeOf(DType::I32) * microbatch};
     bind(bindings, Region::Scalars) = {p.scalars, 0};
     if (tiedOnRank()) {
       bind(bindings, Region::Tied) = {p.weights, weightBytes(blocksOf(0).front().offset)};
@@ -76,12 +81,22 @@ std::uint64_t RankLowerer::tensorSeq(const Slot& slot, bool recompute, std::int3
 }
 
 void RankLowerer::emitPieces(const Placed& placed, Part part, TaskKind kind, const Slot& slot,
-                             const Bindings& bindings, std::vector<TaskId> deps) {
+                             const Bindings& bindings, const std::vector<TaskId>& before) {
   const std::vector<Piece>& pieces = Library::pieces(*placed.block, part);
+  std::vector<TaskId> emitted(pieces.size(), -1);
+  bool computed = false;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
+    // Until something runs on the compute lane, nothing carries on what the block waits for.
+    std::vector<TaskId> deps;
+    if (!computed) deps = before;
+    const bool beside = piece.is_comm && piece.comm.overlapped;
+    if (!computed && beside) deps.push_back(last_compute_);
+    computed = computed || !beside;
+    for (const std::int32_t earlier : piece.after) deps.push_back(emitted[static_cast<std::size_t>(earlier)]);
     if (!piece.is_comm) {
-      addCompute(kind, slot, placed.layer, library_.segmentOf(placed.block, part, i), bindings, deps);
+      emitted[i] =
+          addCompute(kind, slot, placed.layer, library_.segmentOf(placed.block, part, i), bindings, deps);
     } else {
       const auto resolve = [&bindings](Operand operand) {
         Arg arg = bindings[static_cast<std::size_t>(operand.region)];
@@ -90,15 +105,18 @@ void RankLowerer::emitPieces(const Placed& placed, Part part, TaskKind kind, con
       };
       Comm comm;
       comm.kind = piece.comm.kind;
-      comm.group = graph_.mesh.groupOf(GroupKind::Tensor, program_.rank);
+      comm.group = graph_.mesh.groupOf(piece.comm.group, program_.rank);
       comm.seq = tensorSeq(slot, kind == TaskKind::Recompute, placed.index, i);
       comm.count = piece.comm.count;
       comm.dtype = piece.comm.dtype;
       comm.src = resolve(piece.comm.src);
       comm.dst = resolve(piece.comm.dst);
-      addComm(TaskKind::TensorComm, Lane::Compute, slot, placed.layer, comm, deps);
+      const TaskKind axis = piece.comm.group == GroupKind::Context  ? TaskKind::ContextComm
+                            : piece.comm.group == GroupKind::Expert ? TaskKind::ExpertComm
+                                                                    : TaskKind::TensorComm;
+      emitted[i] =
+          addComm(axis, piece.comm.overlapped ? Lane::Tensor : Lane::Compute, slot, placed.layer, comm, deps);
     }
-    deps.clear();
   }
 }
 
@@ -300,7 +318,6 @@ void RankLowerer::backwardBlock(const Slot& slot, InFlight& flight, const std::v
 void RankLowerer::forwardChunk(const Slot& slot, InFlight& flight, TaskId recv) {
   const std::vector<Placed>& blocks = blocksOf(slot.chunk);
   Bytes kept = 0, scratch = 0;
-  std::int64_t layers = 0;
   Library::ChunkKey key;
   const bool recompute = plan_.recompute == Recompute::Full;
   const Bytes stream_bytes = streamElements() * sizeOf(plan_.precision);
@@ -308,11 +325,9 @@ void RankLowerer::forwardChunk(const Slot& slot, InFlight& flight, TaskId recv) 
     const Block& block = *placed.block;
     const bool layer = placed.kind == BlockKind::Layer;
     const bool head = placed.kind == BlockKind::Head;
-    layers += layer ? 1 : 0;
-    if (!layer || layers == 1) {
-      const Part part = head && slot.microbatch == 0 ? Part::BackwardFirst : Part::Forward;
-      key.emplace_back(&block, part, layer ? numLayers(blocks) : 1);
-    }
+    const Part part = head && slot.microbatch == 0 ? Part::BackwardFirst : Part::Forward;
+    if (key.empty() || std::get<0>(key.back()) != &block) key.emplace_back(&block, part, 0);
+    ++std::get<2>(key.back());
     // The first input is the receive buffer; the last output is sent.
     if (!head && &placed != &blocks.back()) kept += stream_bytes;
     if (!(layer && recompute)) kept += block.saved_bytes;
@@ -343,7 +358,6 @@ void RankLowerer::backwardChunk(const Slot& slot, InFlight& flight, TaskId recv)
     const Block& block = *placed.block;
     if (placed.kind == BlockKind::Head) continue;
     const bool layer = placed.kind == BlockKind::Layer;
-    const std::int64_t times = layer ? numLayers(blocks) : 1;
     // Kept for W: what the layer defers and the gradient of its input (that of the chunk's is a buffer of its
     // own).
     if (layer && split_) deferred += block.deferred_bytes + (&placed == &blocks.front() ? 0 : stream_bytes);
@@ -353,9 +367,12 @@ void RankLowerer::backwardChunk(const Slot& slot, InFlight& flight, TaskId recv)
     if (layer && recompute && split_) deferred += block.saved_bytes;
     if (layer && recompute && !split_) need += block.saved_bytes;
     scratch = std::max(scratch, need);
-    if (layer && !key.empty() && std::get<0>(key.back()) == &block) continue;
-    if (layer && recompute) key.emplace_back(&block, Part::Forward, times);
-    key.emplace_back(&block, part, times);
+    if (key.empty() || std::get<0>(key.back()) != &block) {
+      if (layer && recompute) key.emplace_back(&block, Part::Forward, 0);
+      key.emplace_back(&block, part, 0);
+    }
+    ++std::get<2>(key.back());
+    if (layer && recompute) ++std::get<2>(key[key.size() - 2]);
   }
   Bindings bindings;
   const auto use = [&](Region region, BufferId id) {
@@ -379,9 +396,8 @@ void RankLowerer::weightChunk(const Slot& slot, InFlight& flight) {
   for (const Placed& placed : blocks) {
     if (placed.kind == BlockKind::Head) continue;
     scratch = std::max(scratch, placed.block->weight_work);
-    const bool layer = placed.kind == BlockKind::Layer;
-    if (layer && !key.empty() && std::get<0>(key.back()) == placed.block) continue;
-    key.emplace_back(placed.block, part, layer ? numLayers(blocks) : 1);
+    if (key.empty() || std::get<0>(key.back()) != placed.block) key.emplace_back(placed.block, part, 0);
+    ++std::get<2>(key.back());
   }
   Bindings bindings;
   const auto use = [&](Region region, BufferId id) {
@@ -392,11 +408,6 @@ void RankLowerer::weightChunk(const Slot& slot, InFlight& flight) {
   use(Region::Deferred, flight.deferred_all);
   if (scratch > 0) use(Region::Work, addBuffer(BufferKind::Workspace, scratch));
   addCompute(TaskKind::WeightGrad, slot, -1, library_.chunkSegment(key), bindings, {});
-}
-
-std::int64_t RankLowerer::numLayers(const std::vector<Placed>& blocks) {
-  return std::count_if(blocks.begin(), blocks.end(),
-                       [](const Placed& p) { return p.kind == BlockKind::Layer; });
 }
 
 }  // namespace bmt

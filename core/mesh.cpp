@@ -12,6 +12,12 @@ std::string_view toString(GroupKind kind) {
       return "tensor";
     case GroupKind::Data:
       return "data";
+    case GroupKind::Context:
+      return "context";
+    case GroupKind::Expert:
+      return "expert";
+    case GroupKind::ExpertData:
+      return "expert data";
     case GroupKind::Embedding:
       return "embedding";
     case GroupKind::ForwardPair:
@@ -23,7 +29,7 @@ std::string_view toString(GroupKind kind) {
 }
 
 Mesh::Mesh(const Plan& plan)
-    : dp_(plan.dp), pp_(plan.pp), cp_(plan.cp), tp_(plan.tp), num_ranks_(plan.numRanks()) {
+    : dp_(plan.dp), pp_(plan.pp), cp_(plan.cp), tp_(plan.tp), ep_(plan.ep), num_ranks_(plan.numRanks()) {
   BMT_CHECK(num_ranks_ < (1 << kGroupAnchorBits), "more ranks than group ids can name");
   std::int32_t stride = 1;
   for (std::size_t at = 0; at < plan.order.size(); at += 3) {
@@ -42,6 +48,11 @@ RankId Mesh::rankOf(const Coord& c) const {
   return c.dp * stride_[0] + c.pp * stride_[1] + c.cp * stride_[2] + c.tp * stride_[3];
 }
 
+void Mesh::setDataIndex(Coord& c, std::int32_t index) const {
+  c.dp = index / cp_;
+  c.cp = index % cp_;
+}
+
 GroupId Mesh::groupOf(GroupKind kind, RankId rank) const {
   Coord c = coordOf(rank);
   switch (kind) {
@@ -51,7 +62,16 @@ GroupId Mesh::groupOf(GroupKind kind, RankId rank) const {
       c.tp = 0;
       break;
     case GroupKind::Data:
-      c.dp = 0;
+      c.dp = c.cp = 0;
+      break;
+    case GroupKind::Context:
+      c.cp = 0;
+      break;
+    case GroupKind::Expert:
+      setDataIndex(c, dataIndex(c) / ep_ * ep_);
+      break;
+    case GroupKind::ExpertData:
+      setDataIndex(c, dataIndex(c) % ep_);
       break;
     case GroupKind::Embedding:
       c.pp = 0;
@@ -76,7 +96,18 @@ std::vector<RankId> Mesh::members(GroupId group) const {
       for (c.tp = 0; c.tp < tp_; ++c.tp) ranks.push_back(rankOf(c));
       break;
     case GroupKind::Data:
-      for (c.dp = 0; c.dp < dp_; ++c.dp) ranks.push_back(rankOf(c));
+    case GroupKind::Expert:
+    case GroupKind::ExpertData: {
+      const std::int32_t step = kind == GroupKind::ExpertData ? ep_ : 1;
+      const std::int32_t begin = dataIndex(c);
+      for (std::int32_t i = 0; i < groupSize(kind); ++i) {
+        setDataIndex(c, begin + i * step);
+        ranks.push_back(rankOf(c));
+      }
+      break;
+    }
+    case GroupKind::Context:
+      for (c.cp = 0; c.cp < cp_; ++c.cp) ranks.push_back(rankOf(c));
       break;
     case GroupKind::Embedding:
       ranks.push_back(anchor);
@@ -100,7 +131,13 @@ std::int32_t Mesh::groupSize(GroupKind kind) const {
     case GroupKind::Tensor:
       return tp_;
     case GroupKind::Data:
-      return dp_;
+      return dp_ * cp_;
+    case GroupKind::Context:
+      return cp_;
+    case GroupKind::Expert:
+      return ep_;
+    case GroupKind::ExpertData:
+      return dp_ * cp_ / ep_;
     case GroupKind::Embedding:
       return pp_ > 1 ? 2 : 1;
     case GroupKind::ForwardPair:

@@ -21,7 +21,10 @@ struct Coord {
 enum class GroupKind : std::uint8_t {
   World,         // all ranks
   Tensor,        // equal dp, pp, cp
-  Data,          // equal pp, cp, tp
+  Data,          // equal pp, tp: dp and cp, cp fastest; gradients are summed over it
+  Context,       // equal dp, pp, tp
+  Expert,        // ep ranks that follow each other in Data: tokens are exchanged between their experts
+  ExpertData,    // every ep-th rank of Data: they hold the same experts
   Embedding,     // first and last pipeline stage of equal dp, cp, tp: tied embedding gradients
   ForwardPair,   // {sender on stage s, receiver on stage (s + 1) mod pp}; anchor = sender
   BackwardPair,  // {sender on stage s, receiver on stage (s - 1) mod pp}; anchor = sender
@@ -56,9 +59,15 @@ class Mesh {
   // member's index in collectives.
   std::vector<RankId> members(GroupId group) const;
   std::int32_t groupSize(GroupKind kind) const;
+  // Position of `coord` in its Data, Expert and ExpertData group.
+  std::int32_t dataIndex(const Coord& c) const { return c.dp * cp_ + c.cp; }
+  std::int32_t expertIndex(const Coord& c) const { return dataIndex(c) % ep_; }
+  std::int32_t expertDataIndex(const Coord& c) const { return dataIndex(c) / ep_; }
 
  private:
-  std::int32_t dp_ = 1, pp_ = 1, cp_ = 1, tp_ = 1, num_ranks_ = 1;
+  void setDataIndex(Coord& c, std::int32_t index) const;
+
+  std::int32_t dp_ = 1, pp_ = 1, cp_ = 1, tp_ = 1, ep_ = 1, num_ranks_ = 1;
   std::array<std::int32_t, 4> stride_{1, 1, 1, 1};  // dp, pp, cp, tp
 };
 

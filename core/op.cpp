@@ -62,13 +62,52 @@ std::string_view toString(OpKind kind) {
       return "step_scalars";
     case OpKind::AdamW:
       return "adamw";
+    case OpKind::Copy:
+      return "copy";
+    case OpKind::AttentionMerge:
+      return "attention_merge";
+    case OpKind::RouterForward:
+      return "router_forward";
+    case OpKind::RouterBackward:
+      return "router_backward";
+    case OpKind::DispatchForward:
+      return "dispatch_forward";
+    case OpKind::DispatchBackward:
+      return "dispatch_backward";
+    case OpKind::CombineForward:
+      return "combine_forward";
+    case OpKind::CombineBackward:
+      return "combine_backward";
+    case OpKind::GroupedForward:
+      return "grouped_forward";
+    case OpKind::GroupedBackwardInput:
+      return "grouped_backward_input";
+    case OpKind::GroupedBackwardWeight:
+      return "grouped_backward_weight";
   }
   return "unknown";
 }
 
 bool isMatrixProduct(OpKind kind) {
   return kind == OpKind::LinearForward || kind == OpKind::LinearBackwardInput ||
-         kind == OpKind::LinearBackwardWeight;
+         kind == OpKind::LinearBackwardWeight || kind == OpKind::GroupedForward ||
+         kind == OpKind::GroupedBackwardInput || kind == OpKind::GroupedBackwardWeight;
+}
+
+namespace {
+
+double keys(const Op& op) {
+  return static_cast<double>(op.dim[6] > 0 ? op.dim[6] : op.dim[1]);
+}
+double valueSize(const Op& op) {
+  return static_cast<double>(op.dim[7] > 0 ? op.dim[7] : op.dim[4]);
+}
+
+}  // namespace
+
+double attentionPairs(const Op& op) {
+  const double all = static_cast<double>(op.dim[0] * op.dim[2]) * static_cast<double>(op.dim[1]) * keys(op);
+  return op.dim[8] != 0 ? all : all / 2;
 }
 
 double flops(const Op& op) {
@@ -101,12 +140,10 @@ double flops(const Op& op) {
     case OpKind::RopeForward:
     case OpKind::RopeBackward:
       return 3 * d(0) * (d(2) + d(3)) * d(4);
-    // Two products forward (scores, values); backward: scores again, dV, dP, dQ, dK. Causal: half of T x T
-    // each.
     case OpKind::AttentionForward:
-      return 2 * d(0) * d(2) * d(1) * d(1) * d(4);
+      return attentionPairs(op) * 2 * (d(4) + valueSize(op));
     case OpKind::AttentionBackward:
-      return 5 * d(0) * d(2) * d(1) * d(1) * d(4);
+      return attentionPairs(op) * 2 * (3 * d(4) + 2 * valueSize(op));
     case OpKind::ActivationForward:
       return 10 * d(0);
     case OpKind::ActivationBackward:
@@ -125,6 +162,25 @@ double flops(const Op& op) {
       return d(0);
     case OpKind::AdamW:
       return 14 * d(0);
+    case OpKind::Copy:
+    case OpKind::DispatchForward:
+      return 0;
+    case OpKind::AttentionMerge:
+      return 3 * d(0) * d(1);
+    case OpKind::RouterForward:  // softmax, K rounds of maximum
+      return d(0) * d(1) * (4 + d(2));
+    case OpKind::RouterBackward:
+      return 4 * d(0) * d(1);
+    case OpKind::DispatchBackward:
+      return d(3) * d(1);
+    case OpKind::CombineForward:
+      return 2 * d(3) * d(1);
+    case OpKind::CombineBackward:
+      return 3 * d(3) * d(1);
+    case OpKind::GroupedForward:
+    case OpKind::GroupedBackwardInput:
+    case OpKind::GroupedBackwardWeight:
+      return 2 * d(0) * d(1) * d(2);
   }
   return 0;
 }
@@ -166,10 +222,11 @@ double bytesMoved(const Op& op) {
     case OpKind::RopeForward:
     case OpKind::RopeBackward:
       return e * 2 * d(0) * (d(2) + d(3)) * d(4);
+    // Queries and output on T rows, keys and values on S.
     case OpKind::AttentionForward:
-      return e * d(0) * d(1) * d(4) * (2 * d(2) + 2 * d(3)) + f * d(0) * d(1) * d(2);
+      return e * d(0) * (d(1) * d(2) + keys(op) * d(3)) * (d(4) + valueSize(op)) + f * d(0) * d(1) * d(2);
     case OpKind::AttentionBackward:
-      return e * d(0) * d(1) * d(4) * (4 * d(2) + 4 * d(3)) + f * d(0) * d(1) * d(2);
+      return 2 * e * d(0) * (d(1) * d(2) + keys(op) * d(3)) * (d(4) + valueSize(op)) + f * d(0) * d(1) * d(2);
     case OpKind::ActivationForward:
       return e * 2 * d(0);
     case OpKind::ActivationBackward:
@@ -188,6 +245,27 @@ double bytesMoved(const Op& op) {
       return 8 * d(0);
     case OpKind::AdamW:  // p, m, v read and written, g read; 16-bit training also writes the working copy
       return d(0) * (7 * f + (op.dtype == DType::F32 ? 0 : e));
+    case OpKind::Copy:
+      return 2 * e * d(0);
+    case OpKind::AttentionMerge:
+      return 3 * e * d(0) * d(1);
+    case OpKind::RouterForward:
+      return e * d(0) * d(1) + 2 * f * d(0) * d(2);
+    case OpKind::RouterBackward:
+      return e * d(0) * d(1) + 3 * f * d(0) * d(2);
+    case OpKind::DispatchForward:
+      return 2 * e * d(3) * d(1) + f * d(0) * d(2);
+    case OpKind::DispatchBackward:
+      return e * (d(3) + (op.dim[4] != 0 ? 2 : 1) * d(0)) * d(1) + f * d(0) * d(2);
+    case OpKind::CombineForward:
+      return e * (d(3) + d(0)) * d(1) + 2 * f * d(0) * d(2);
+    case OpKind::CombineBackward:
+      return e * (2 * d(3) + d(0)) * d(1) + 3 * f * d(0) * d(2);
+    case OpKind::GroupedForward:
+    case OpKind::GroupedBackwardInput:
+      return e * (d(0) * d(1) + d(0) * d(2) + d(3) * d(1) * d(2));
+    case OpKind::GroupedBackwardWeight:
+      return e * (d(0) * d(1) + d(0) * d(2)) + f * d(3) * d(1) * d(2) * (op.dim[4] != 0 ? 2 : 1);
   }
   return 0;
 }

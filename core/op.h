@@ -40,13 +40,15 @@ enum class OpKind : std::uint8_t {
   ResidualAdd,        // N, C                       | out [N,C], x [N,C], delta [N,C], bias? [C]
   RopeForward,        // N, T, Hq, Hkv, D   theta   | qkv [N,(Hq+2Hkv)D], in place on q and k
   RopeBackward,       // N, T, Hq, Hkv, D   theta   | dqkv, in place
-  AttentionForward,   // B, T, Hq, Hkv, D, alibi    | out [B*T,Hq*D], lse f32 [B,Hq,T], qkv [B*T,(Hq+2Hkv)D];
-                      // causal
-  AttentionBackward,  // B, T, Hq, Hkv, D, alibi    | dqkv, dout, qkv, out, lse
+  // B, T, Hq, Hkv, D, alibi, S, Dv, full: T queries see S keys (0: T), values have Dv (0: D); full = 0:
+  // causal, half of the T x S pairs; 1: all of them.
+  AttentionForward,   // as above                   | out [B*T,Hq*Dv], lse f32 [B,Hq,T], qkv [B*T,(Hq+2Hkv)D],
+                      //                              kv? (keys and values that are not behind the queries)
+  AttentionBackward,  // as above                   | dqkv, dout, qkv, out, lse, dkv?, kv?
   ActivationForward,  // n, kind (ActivationKind)   | out [n], x [n]
   ActivationBackward,    // n, kind                    | dx [n], dout [n], x [n]
-  SwigluForward,         // N, F                       | out [N,F], gate_up [N,2F]
-  SwigluBackward,        // N, F                       | dgate_up [N,2F], dout [N,F], gate_up [N,2F]
+  SwigluForward,         // N, F, gelu                 | out [N,F], gate_up [N,2F]; gelu = 1: GeGLU
+  SwigluBackward,        // N, F, gelu                 | dgate_up [N,2F], dout [N,F], gate_up [N,2F]
   CrossEntropyStats,     // N, V, v_begin, valid       | stats f32 [N,3], logits [N,V], targets i32 [N]
   CrossEntropyBackward,  // N, V, v_begin, valid, R  scale | logits [N,V] -> dlogits in place, stats f32
                          // [R,N,3],
@@ -55,44 +57,61 @@ enum class OpKind : std::uint8_t {
   StepScalars,           // slots                      | scalars f64: reads slots and hyper, writes results
                          // (task_graph.h)
   AdamW,                 // n, decay, slots             | p [n], m f32 [n], v f32 [n], g f32 [n], scalars
+  // Simulated only. K = experts a token goes to, E = experts, R = rows in all of this rank's expert slots.
+  Copy,              // n                          | out [n], x [n]
+  AttentionMerge,    // N, C                       | out [N,C], part [N,C]: adds a ring step's part, rescaled
+  RouterForward,     // N, E, K                    | probs f32 [N,K], choice i32 [N,K], logits [N,E]
+  RouterBackward,    // N, E, K                    | dlogits [N,E], dprobs f32 [N,K], probs, choice
+  DispatchForward,   // N, C, K, R                 | out [R,C], x [N,C], choice
+  DispatchBackward,  // N, C, K, R, acc            | dx [N,C] (+)=, dout [R,C], choice
+  CombineForward,    // N, C, K, R                 | out [N,C], slots [R,C], probs, choice
+  CombineBackward,   // N, C, K, R                 | dslots [R,C], dprobs, dout [N,C], slots, probs, choice
+  GroupedForward,    // R, O, I, G                 | out [R,O], x [R,I], w [G,O,I]: R/G rows for each
+  GroupedBackwardInput,   // R, O, I, G                 | dx [R,I], dout [R,O], w [G,O,I]
+  GroupedBackwardWeight,  // R, O, I, G, acc            | dw [G,O,I], dout [R,O], x [R,I]
 };
-inline constexpr int kNumOpKinds = static_cast<int>(OpKind::AdamW) + 1;
+inline constexpr int kNumOpKinds = static_cast<int>(OpKind::GroupedBackwardWeight) + 1;
 std::string_view toString(OpKind kind);
 
 struct Op {
   OpKind kind = OpKind::Zero;
   DType dtype = DType::F32;           // of the tensors that are not marked otherwise above
-  std::array<std::int64_t, 6> dim{};  // see OpKind
+  std::array<std::int64_t, 9> dim{};  // see OpKind
   double scalar = 0;                  // eps, theta or scale
   bool operator==(const Op&) const = default;
 };
 
-// Floating-point operations; 2 per multiply-add. Matrix products: 2NOI. Attention: causal, half of the full
-// square (forward 2 products, backward 5 with the recomputed scores). Elementwise work counts its arithmetic.
+// Floating-point operations; 2 per multiply-add. Matrix products: 2NOI. Attention: pairs of query and key
+// (causal: half) times 2(D + Dv) forward and 2(3D + 2Dv) backward: scores again, dV, dP, dQ, dK. Elementwise
+// work counts its arithmetic.
 double flops(const Op& op);
 // Bytes read plus written, each operand once (compulsory traffic).
 double bytesMoved(const Op& op);
-bool isMatrixProduct(OpKind kind);  // the Linear ops
+bool isMatrixProduct(OpKind kind);  // the Linear and Grouped ops
+// Query-key pairs of an attention op, over all heads and sequences.
+double attentionPairs(const Op& op);
 
 // Where an operand lives. A task binds every region it uses to (buffer, offset).
 enum class Region : std::uint8_t {
   None,
-  In,        // the block's input activations [rows, C]
-  Out,       // its output activations [rows, C]
-  Saved,     // kept from forward to backward
-  Work,      // scratch of one block execution
-  Stream,    // gradient of the block's output, in activation dtype [rows, C]; without a split backward it
-             // becomes that of its input in place
-  InGrad,    // gradient of the block's input [rows, C], where backward is split
-  Deferred,  // kept from the input-gradient pass to the weight-gradient pass
-  Weight,    // the block's first parameter
-  Grad,      // its gradient
-  Tied,      // token table used by the head when it is tied and on the same rank
-  TiedGrad,  // the head's contribution to the table's gradient
-  Tokens,    // i32 [micro_batch * T]
-  Targets,   // i32 [micro_batch * T]
-  Scalars,   // f64, task_graph.h
-  Optimizer  // f32 moments
+  In,          // the block's input activations [rows, C]
+  Out,         // its output activations [rows, C]
+  Saved,       // kept from forward to backward
+  Work,        // scratch of one block execution
+  Stream,      // gradient of the block's output, in activation dtype [rows, C]; without a split backward it
+               // becomes that of its input in place
+  InGrad,      // gradient of the block's input [rows, C], where backward is split
+  Deferred,    // kept from the input-gradient pass to the weight-gradient pass
+  Weight,      // the block's first parameter
+  Grad,        // its gradient
+  Expert,      // the block's first expert parameter
+  ExpertGrad,  // its gradient
+  Tied,        // token table used by the head when it is tied and on the same rank
+  TiedGrad,    // the head's contribution to the table's gradient
+  Tokens,      // i32 [micro_batch * T]
+  Targets,     // i32 [micro_batch * T]
+  Scalars,     // f64, task_graph.h
+  Optimizer    // f32 moments
 };
 inline constexpr int kNumRegions = static_cast<int>(Region::Optimizer) + 1;
 

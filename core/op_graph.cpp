@@ -6,22 +6,45 @@
 
 namespace bmt {
 
-BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t tp_index) {
+BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t tp_index,
+                          std::int32_t ep_index) {
   BlockShape shape;
   shape.model = &model;
   shape.batch = plan.micro_batch;
-  shape.tokens = plan.micro_batch * model.seq_len;
+  shape.cp = plan.cp;
+  shape.context = plan.context;
+  shape.ep = plan.ep;
+  shape.ep_index = ep_index;
   shape.tp = plan.tp;
   shape.tp_index = tp_index;
   shape.sequence_parallel = plan.sequence_parallel;
   shape.split_backward = splitsBackward(plan);
-  shape.rows = plan.sequence_parallel ? shape.tokens / plan.tp : shape.tokens;
+  shape.tp_overlap = plan.tp_overlap;
+  const std::int64_t cut = plan.sequence_parallel ? plan.tp : 1;
+  shape.seq = model.seq_len / plan.cp;
+  shape.tokens = plan.micro_batch * shape.seq;
+  shape.rows = shape.tokens / cut;
+  shape.decoder_seq = model.decoder_seq_len;
+  shape.decoder_tokens = plan.micro_batch * shape.decoder_seq;
+  shape.decoder_rows = shape.decoder_tokens / cut;
   shape.dtype = plan.precision;
   shape.attention = plan.attention;
   shape.pointwise = plan.pointwise;
-  shape.loss_rows = plan.loss_chunk > 0 ? std::min(plan.loss_chunk, shape.tokens) : shape.tokens;
-  shape.loss_scale = 1.0 / static_cast<double>(plan.global_batch * model.seq_len);
+  const std::int64_t loss_rows = targetElements(shape);
+  shape.loss_rows = plan.loss_chunk > 0 ? std::min(plan.loss_chunk, loss_rows) : loss_rows;
+  shape.loss_scale = 1.0 / static_cast<double>(plan.global_batch * lossRowsPerSequence(model));
   return shape;
+}
+
+Bytes inputBytes(const BlockShape& s) {
+  if (s.model->family == Family::Vit)
+    return s.batch * (s.model->seq_len - 1) * s.model->patch_dim * sizeOf(s.dtype);
+  return (s.tokens + s.decoder_tokens) * sizeOf(DType::I32);
+}
+
+std::int64_t targetElements(const BlockShape& s) {
+  if (s.model->family == Family::Vit) return s.batch;
+  return s.model->family == Family::T5 ? s.decoder_tokens : s.tokens;
 }
 
 }  // namespace bmt

@@ -5,7 +5,7 @@
 // Column-parallel: q, k, v and up/gate projections (rows of the weight are sharded). Row-parallel: attention
 // output and down projections (columns are sharded; the partial sums are reduced, then the bias is added
 // once, fused with the residual). Vocabulary-parallel embedding, head and loss. Shoeybi et al. 2019; sequence
-// parallelism: Korthikanti et al. 2022.
+// parallelism: Korthikanti et al. 2022. Context parallelism: block_context.cpp. Experts: block_experts.cpp.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,20 @@
 
 namespace bmt {
 
-// A collective over the tensor axis; see Comm for the meaning of count.
+// A collective over one of the rank's groups; see Comm for the meaning of count.
 struct BlockComm {
   CommKind kind = CommKind::AllReduce;
+  GroupKind group = GroupKind::Tensor;
   std::int64_t count = 0;
   DType dtype = DType::F32;
   Operand src, dst;
+  bool overlapped = false;  // on a lane of its own, beside the compute pieces up to the one that waits for it
 };
 
 // Either ops that run back to back, or one collective.
 struct Piece {
   bool is_comm = false;
+  std::vector<std::int32_t> after;  // earlier pieces of the list, on another lane, that must be finished
   std::vector<OpCall> ops;
   BlockComm comm;
 };
@@ -38,8 +41,8 @@ struct BlockParam {
   std::string name;  // without the block's prefix: "attn.q.weight"
   std::int64_t global_rows = 1, global_cols = 1;
   std::int64_t row_begin = 0, rows = 1, col_begin = 0, cols = 1;
-  std::int64_t offset = 0;  // elements from the block's first parameter
-  bool decay = true, replicated = false;
+  std::int64_t offset = 0;  // elements from the block's first parameter, or first expert parameter
+  bool decay = true, replicated = false, expert = false;
 };
 
 struct Block {
@@ -50,20 +53,28 @@ struct Block {
   // rest.
   std::vector<Piece> weight_first, weight;
   Bytes saved_bytes = 0, forward_work = 0, backward_work = 0, weight_work = 0, deferred_bytes = 0;
-  std::vector<BlockParam> params;     // decayed ones first, then sharded biases, then replicated ones
-  std::int64_t elements = 0;          // of the block in the flat buffers (local shard)
-  std::int64_t decay_elements = 0;    // the first decay_elements are decayed
-  std::int64_t replicated_begin = 0;  // [replicated_begin, elements) is the same on every tensor rank
+  std::vector<BlockParam> params;         // decayed ones first, then sharded biases, then replicated ones
+  std::int64_t elements = 0;              // of the block in the flat buffers (local shard)
+  std::int64_t decay_elements = 0;        // the first decay_elements are decayed
+  std::int64_t replicated_begin = 0;      // [replicated_begin, elements) is the same on every tensor rank
+  std::int64_t replicated_decay_end = 0;  // [replicated_begin, replicated_decay_end) is decayed too
+  std::int64_t expert_elements = 0;  // of this rank's experts, all decayed; they lie in their own buckets
 };
 
 // What the rank with tensor index `tp_index` computes for one micro-batch.
 struct BlockShape {
   const ModelSpec* model = nullptr;
   std::int64_t batch = 1;   // sequences of a micro-batch
-  std::int64_t tokens = 0;  // batch * seq_len
+  std::int64_t seq = 0;     // tokens of a sequence on this rank: seq_len / cp
+  std::int64_t tokens = 0;  // batch * seq
   std::int64_t rows = 0;    // rows of the residual stream on this rank: tokens, or tokens / tp with SP
+  // T5: the stream holds the encoder's rows, then the decoder's; 0 otherwise.
+  std::int64_t decoder_seq = 0, decoder_tokens = 0, decoder_rows = 0;
   std::int64_t tp = 1, tp_index = 0;
-  bool sequence_parallel = false;
+  std::int64_t cp = 1;
+  ContextKind context = ContextKind::Ring;
+  std::int64_t ep = 1, ep_index = 0;
+  bool sequence_parallel = false, tp_overlap = false;
   bool split_backward = false;
   DType dtype = DType::F32;  // activations and weights
   AttentionKernel attention = AttentionKernel::Flash;
@@ -71,25 +82,21 @@ struct BlockShape {
   std::int64_t loss_rows = 0;  // rows of logits at a time
   double loss_scale = 1;       // 1 / tokens of the global batch
   std::int64_t vocab_rows() const { return ceilDiv(model->vocab, tp); }
+  std::int64_t stream_rows() const { return rows + decoder_rows; }
 };
-BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t tp_index);
+BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t tp_index,
+                          std::int32_t ep_index = 0);
+// What the first stage reads of a micro-batch: tokens i32, or patches; and the last stage's targets, i32.
+Bytes inputBytes(const BlockShape& shape);
+std::int64_t targetElements(const BlockShape& shape);
 
 enum class HeadTable : std::uint8_t {
   Own,  // the head block holds its weight (untied), or the last stage's copy of the tied table
   Tied  // the table of the embedding on the same rank (Region::Tied, TiedGrad)
 };
 
-// Bytes of attention scores kept from forward to backward by one layer; 0 with fused attention.
-std::int64_t savedScoreBytes(const BlockShape& shape);
-// Bytes that an RMSNorm made of plain ops keeps beyond a fused one (simulated only): its input in fp32 and
-// the normalised rows before the weight.
-std::int64_t savedNormBytes(const BlockShape& shape);
-// Bytes of fp32 logits and probabilities beside the logits, where the loss is made of plain ops (simulated
-// only).
-std::int64_t lossBytes(const BlockShape& shape);
-
 Block buildEmbeddingBlock(const BlockShape& shape);
-Block buildLayerBlock(const BlockShape& shape);
+Block buildLayerBlock(const BlockShape& shape, LayerKind kind);
 // `first`: this is the step's first micro-batch, so the head's parameter gradients are overwritten. Both
 // variants are returned: forward = later micro-batches, backward_first = first micro-batch (the head has no
 // separate backward).

@@ -23,6 +23,8 @@ const std::vector<std::string> kKeys{"dp",
                                      "pp",
                                      "cp",
                                      "ep",
+                                     "cp-kind",
+                                     "tp-overlap",
                                      "mb",
                                      "gb",
                                      "schedule",
@@ -98,11 +100,14 @@ constexpr std::array<std::pair<const char*, AttentionKernel>, 4> kAttentions{
      {"unfused", AttentionKernel::Unfused}}};
 constexpr std::array<std::pair<const char*, Pointwise>, 3> kPointwise{
     {{"fused", Pointwise::Fused}, {"norms", Pointwise::Norms}, {"eager", Pointwise::Eager}}};
+constexpr std::array<std::pair<const char*, ContextKind>, 2> kContexts{
+    {{"ring", ContextKind::Ring}, {"a2a", ContextKind::AllToAll}}};
 constexpr std::array<std::pair<const char*, DType>, 3> kPrecisions{
     {{"fp32", DType::F32}, {"bf16", DType::BF16}, {"fp16", DType::F16}}};
 
 void set(Plan& plan, const std::string& key, const std::string& value) {
-  const bool flag = key == "sp" || key == "overlap-grad" || key == "no-overlap-grad";
+  const bool flag =
+      key == "sp" || key == "overlap-grad" || key == "no-overlap-grad" || key == "tp-overlap";
   if (!flag && value.empty()) fail("plan." + key, "needs a value: " + key + "=...");
   if (key == "dp") plan.dp = degree(key, parseInt(key, value));
   if (key == "tp") plan.tp = degree(key, parseInt(key, value));
@@ -118,6 +123,8 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
       fail("plan.zero", fmt::format("{} is not supported by this version; supported: 0, 1", zero));
     plan.zero = static_cast<std::int32_t>(zero);
   }
+  if (key == "cp-kind") plan.context = oneOf(key, value, kContexts);
+  if (key == "tp-overlap") plan.tp_overlap = parseBool(key, value);
   if (key == "sp") plan.sequence_parallel = parseBool(key, value);
   if (key == "overlap-grad") plan.overlap_grad = parseBool(key, value);
   if (key == "no-overlap-grad") plan.overlap_grad = !parseBool(key, value);
@@ -185,6 +192,9 @@ std::string_view toString(AttentionKernel kernel) {
 std::string_view toString(Pointwise fusion) {
   return kPointwise[static_cast<std::size_t>(fusion)].first;
 }
+std::string_view toString(ContextKind kind) {
+  return kContexts[static_cast<std::size_t>(kind)].first;
+}
 
 Plan planFromText(const std::string& text) {
   Plan plan;
@@ -215,9 +225,11 @@ std::string planToText(const Plan& plan) {
   add(plan.chunks != defaults.chunks, fmt::format("chunks={}", plan.chunks));
   add(plan.cp != defaults.cp, fmt::format("cp={}", plan.cp));
   add(plan.ep != defaults.ep, fmt::format("ep={}", plan.ep));
+  add(plan.context != defaults.context, fmt::format("cp-kind={}", toString(plan.context)));
   add(!plan.layers_per_stage.empty(), fmt::format("layers={}", fmt::join(plan.layers_per_stage, "/")));
   add(plan.zero != defaults.zero, fmt::format("zero={}", plan.zero));
   add(plan.sequence_parallel, "sp");
+  add(plan.tp_overlap, "tp-overlap");
   add(plan.recompute != defaults.recompute, fmt::format("recompute={}", toString(plan.recompute)));
   add(plan.precision != defaults.precision, fmt::format("precision={}", toString(plan.precision)));
   add(plan.bucket != defaults.bucket, fmt::format("bucket={}", plan.bucket));
@@ -253,6 +265,8 @@ std::string planToJson(const Plan& plan) {
   if (plan.attention != AttentionKernel::Flash) json["attention"] = std::string(toString(plan.attention));
   if (plan.pointwise != Pointwise::Fused) json["pointwise"] = std::string(toString(plan.pointwise));
   if (plan.grads != DType::F32) json["grads"] = std::string(toString(plan.grads));
+  if (plan.context != ContextKind::Ring) json["cp-kind"] = std::string(toString(plan.context));
+  if (plan.tp_overlap) json["tp-overlap"] = true;
   json["order"] = plan.order;
   return json.dump(2) + "\n";
 }

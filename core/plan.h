@@ -52,11 +52,18 @@ enum class AttentionKernel : std::uint8_t {
 enum class Pointwise : std::uint8_t { Fused, Norms, Eager };  // "fused", "norms", "eager"
 enum class Recompute : std::uint8_t { None, Full };           // "none", "full" (each layer from its input)
 
+// How attention sees the whole sequence when it is cut over cp: keys and values circulate (Liu, Zaharia,
+// Abbeel 2023; zigzag order, so that causal work is equal), or heads are exchanged for tokens by
+// all-to-alls (DeepSpeed-Ulysses, Jacobs et al. 2023).
+enum class ContextKind : std::uint8_t { Ring, AllToAll };  // "ring", "a2a"
+
 struct Plan {
   std::int32_t dp = 1, tp = 1, pp = 1;  // data, tensor, pipeline parallel degrees; ranks = dp * tp * pp
-  std::int32_t cp = 1, ep = 1;          // context and expert parallel degrees (only 1 is lowered so far)
-  std::int64_t micro_batch = 1;         // sequences per micro-batch and replica
-  std::int64_t global_batch = 1;        // sequences per step over all replicas
+  std::int32_t cp = 1;  // context parallel degree: the tokens of a sequence are cut over cp ranks
+  std::int32_t ep = 1;  // expert parallel degree, inside dp * cp: experts are cut over ep ranks
+  ContextKind context = ContextKind::Ring;
+  std::int64_t micro_batch = 1;   // sequences per micro-batch and replica
+  std::int64_t global_batch = 1;  // sequences per step over all replicas
   ScheduleKind schedule = ScheduleKind::OneFOneB;
   ScheduleFile schedule_file;  // with ScheduleKind::File
   std::int32_t chunks = 1;     // model chunks per pipeline rank (interleaved: > 1)
@@ -64,6 +71,7 @@ struct Plan {
   std::vector<std::int64_t> layers_per_stage;
   std::int32_t zero = 0;           // 0 or 1 (optimizer states sharded over dp)
   bool sequence_parallel = false;  // shard norms and residuals over tp along tokens
+  bool tp_overlap = false;         // tensor-parallel communication beside the products it feeds or follows
   Recompute recompute = Recompute::None;
   DType precision = DType::F32;  // of activations and of the weights used in matrix products
   Bytes bucket = 25 * kMiB;      // gradient bucket of the dp reduction
@@ -78,6 +86,8 @@ struct Plan {
 
   bool operator==(const Plan&) const = default;
   std::int32_t numRanks() const { return dp * tp * pp * cp; }
+  std::int32_t dataRanks() const { return dp * cp; }             // sum their gradients
+  std::int32_t expertDataRanks() const { return dp * cp / ep; }  // sum the gradients of their experts
   std::int64_t numMicrobatches() const { return global_batch / (micro_batch * dp); }
   std::int32_t numVirtualStages() const { return pp * chunks; }
 };
@@ -87,6 +97,7 @@ std::string scheduleName(const Plan& plan);  // its kind, or the path of its fil
 std::string_view toString(Recompute policy);
 std::string_view toString(AttentionKernel kernel);
 std::string_view toString(Pointwise fusion);
+std::string_view toString(ContextKind kind);
 
 // Text or a path of a JSON file. Errors name the unknown key and the nearest key. Throws Error{BadInput}.
 Plan loadPlan(const std::string& text_or_path);

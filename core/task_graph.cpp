@@ -38,6 +38,10 @@ std::string_view toString(CommKind kind) {
       return "send";
     case CommKind::Recv:
       return "recv";
+    case CommKind::AllToAll:
+      return "all_to_all";
+    case CommKind::Shift:
+      return "shift";
   }
   return "unknown";
 }
@@ -62,6 +66,10 @@ std::string_view toString(TaskKind kind) {
       return "data_comm";
     case TaskKind::PipeComm:
       return "pipe_comm";
+    case TaskKind::ContextComm:
+      return "context_comm";
+    case TaskKind::ExpertComm:
+      return "expert_comm";
   }
   return "unknown";
 }
@@ -112,7 +120,6 @@ class Fnv1a {
     add(value.data(), value.size());
   }
   void number(std::int64_t value) { add(&value, sizeof(value)); }
-  void real(double value) { add(&value, sizeof(value)); }
   std::uint64_t value() const { return hash_; }
 
  private:
@@ -123,18 +130,9 @@ class Fnv1a {
 
 std::uint64_t graphHash(const TaskGraph& graph) {
   Fnv1a hash;
-  const ModelSpec& m = graph.model;
-  for (const std::int64_t value :
-       {m.layers, m.d_model, m.heads, m.kv_heads, m.d_head, m.d_ff, m.vocab, m.seq_len, m.max_positions,
-        static_cast<std::int64_t>(m.family), static_cast<std::int64_t>(m.norm),
-        static_cast<std::int64_t>(m.activation), static_cast<std::int64_t>(m.position)}) {
-    hash.number(value);
-  }
-  for (const bool flag :
-       {m.gated_mlp, m.tied_embedding, m.qkv_bias, m.attn_out_bias, m.mlp_bias, m.embedding_norm})
-    hash.number(flag ? 1 : 0);
-  hash.real(m.norm_eps);
-  hash.real(m.rope_theta);
+  ModelSpec m = graph.model;
+  m.name.clear();  // may be a path
+  hash.text(modelToJson(m));
   hash.text(planToText(graph.plan));
   hash.text(scheduleToText(makeSchedule(graph.plan)));
   hash.number(static_cast<std::int64_t>(graph.granularity));

@@ -27,22 +27,24 @@ enum class Lane : std::uint8_t { Compute, Tensor, Data, SendF, RecvF, SendB, Rec
 inline constexpr int kNumLanes = 8;
 std::string_view toString(Lane lane);
 
-enum class CommKind : std::uint8_t { AllReduce, AllGather, ReduceScatter, Send, Recv };
+enum class CommKind : std::uint8_t { AllReduce, AllGather, ReduceScatter, Send, Recv, AllToAll, Shift };
 std::string_view toString(CommKind kind);
 
 // What a task does, for reports and for comparing predicted with measured.
 enum class TaskKind : std::uint8_t {
-  Forward,     // a block's forward (or a piece of it between two communications)
-  Backward,    // whole, or the input gradients where backward is split
-  WeightGrad,  // the weight gradients where it is
-  Recompute,   // forward again, inside the backward slot
-  Head,        // final norm, logits, loss and their gradients
-  Optimizer,   // norms and AdamW
-  TensorComm,  // collectives over the tensor axis
-  DataComm,    // gradient reduction and parameter gather over the data axis, tied embeddings, scalars
-  PipeComm     // sends and receives between stages
+  Forward,      // a block's forward (or a piece of it between two communications)
+  Backward,     // whole, or the input gradients where backward is split
+  WeightGrad,   // the weight gradients where it is
+  Recompute,    // forward again, inside the backward slot
+  Head,         // final norm, logits, loss and their gradients
+  Optimizer,    // norms and AdamW
+  TensorComm,   // collectives over the tensor axis
+  DataComm,     // gradient reduction and parameter gather over the data axis, tied embeddings, scalars
+  PipeComm,     // sends and receives between stages
+  ContextComm,  // keys and values, or heads, over the context axis
+  ExpertComm    // tokens to and from their experts
 };
-inline constexpr int kNumTaskKinds = 9;
+inline constexpr int kNumTaskKinds = 11;
 std::string_view toString(TaskKind kind);
 
 enum class BufferKind : std::uint8_t {
@@ -76,6 +78,8 @@ struct Arg {
 
 // `count` elements of the full buffer S.  AllReduce: dst in place (src == dst) [count].  AllGather: src
 // [count/n] -> dst [count].  ReduceScatter (sum): src [count] -> dst [count/n].  Send: src.  Recv: dst.
+// AllToAll: src [count] -> dst [count], n equal parts; part i goes to member i.  Shift: src [count] of every
+// member goes to the next member's dst, of the last to the first's.
 // AllGather and ReduceScatter may be in place: the shard then lies at index * count/n of the full buffer.
 struct Comm {
   CommKind kind = CommKind::AllReduce;
@@ -108,6 +112,9 @@ struct MergedComm {
   std::int64_t count = 0;
   DType dtype = DType::F32;
   std::int64_t times = 1;
+  // Not -1: runs on its own lane beside the ops [beside, beside_end) of the segment, once each; only what is
+  // longer than those counts.
+  std::int32_t beside = -1, beside_end = -1;
 };
 struct Segment {
   std::vector<OpCall> ops;
@@ -126,14 +133,17 @@ struct ParamShard {
   std::int32_t block = 0;   // 0 = embedding, 1 + layer, 1 + layers = head
   bool decay = true;        // weight decay applies (2-D tensors)
   bool replicated = false;  // the same on every tensor rank
+  bool expert = false;      // the experts of this rank's ep index; every tensor rank has its part
   bool tied_copy =
       false;  // second copy of the token table, on the last stage; not counted in the gradient norm
 };
 
 // A contiguous range of the flat buffers that is reduced together: elements [begin, begin + count), count %
-// dp == 0.
+// members of the group == 0.
 struct GradBucket {
   std::int64_t begin = 0, count = 0;
+  bool expert = false;           // reduced over ExpertData instead of Data
+  std::int64_t state_begin = 0;  // elements, in each of the optimizer's moments (owned part)
 };
 
 // The scalars buffer, f64: slots [0, num_slots) are summed over all ranks once per step, then hyper and
@@ -175,7 +185,8 @@ struct RankProgram {
   std::vector<Buffer> buffers;
   std::vector<ParamShard> params;
   std::vector<GradBucket> buckets;
-  std::int64_t flat_elements = 0;  // of the weight and gradient buffers, padding included
+  std::int64_t flat_elements = 0;   // of the weight and gradient buffers, padding included
+  std::int64_t state_elements = 0;  // of one optimizer moment: the owned parts of all buckets
   // Well-known buffers; -1 when the rank has none (tokens: first stage; targets: last stage).
   BufferId weights = -1, gradients = -1, optimizer = -1, tokens = -1, targets = -1, scalars = -1;
   Bytes arena = 0;  // bytes of the arena; set by planMemory

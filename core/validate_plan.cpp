@@ -33,6 +33,8 @@ class Checker {
     if (!issues_.empty()) return issues_;  // everything below divides by them
     ranks();
     tensor();
+    context();
+    experts();
     batch();
     pipeline();
     rest();
@@ -70,8 +72,6 @@ class Checker {
            fmt::format("dp {} x tp {} x pp {} x cp {} = {:.0f} ranks, but the cluster {} has {} devices{}",
                        plan_.dp, plan_.tp, plan_.pp, plan_.cp, ranks, cluster_.name, devices, nearest)});
     }
-    if (plan_.cp != 1) add("cp", fmt::format("{} is not supported by this version; supported: 1", plan_.cp));
-    if (plan_.ep != 1) add("ep", fmt::format("{} is not supported by this version; supported: 1", plan_.ep));
     static const std::vector<std::string> kAxes{"cp", "dp", "pp", "tp"};
     std::vector<std::string> axes;
     for (std::size_t at = 0; at < plan_.order.size(); at += 3) {
@@ -85,7 +85,8 @@ class Checker {
 
   void tensor() {
     const std::int64_t tp = plan_.tp;
-    const std::int64_t nearest = nearestDivisor(tp, {model_.heads, model_.kv_heads, model_.d_ff});
+    const std::int64_t nearest =
+        nearestDivisor(tp, {model_.heads, model_.kv_heads, model_.d_ff, model_.moe_d_ff});
     const auto divides = [&](std::int64_t value, const char* what) {
       if (value % tp != 0)
         add("tp", fmt::format("{} does not divide {} {}; nearest legal value: {}", tp, what, value, nearest));
@@ -93,13 +94,64 @@ class Checker {
     divides(model_.heads, "heads");
     if (model_.kv_heads != model_.heads) divides(model_.kv_heads, "kv_heads");
     divides(model_.d_ff, "d_ff");
+    if (model_.experts > 0) divides(model_.moe_d_ff, "moe_d_ff");
     if (model_.vocab < tp) add("tp", fmt::format("{} is more than the vocabulary {}", tp, model_.vocab));
+    if (plan_.tp_overlap && tp == 1) add("tp-overlap", "needs tp > 1, but tp is 1");
     if (!plan_.sequence_parallel) return;
     if (tp == 1) add("sp", "sequence parallelism needs tp > 1, but tp is 1");
-    const std::int64_t tokens = plan_.micro_batch * model_.seq_len;
-    if (tokens % tp != 0)
+    for (const std::int64_t seq : {model_.seq_len / std::max(1, plan_.cp), model_.decoder_seq_len}) {
+      const std::int64_t tokens = plan_.micro_batch * seq;
+      if (tokens % tp == 0) continue;
       add("sp", fmt::format("tp {} does not divide the {} tokens of a micro-batch; nearest tp: {}", tp,
                             tokens, nearestDivisor(tp, {tokens, nearest})));
+    }
+  }
+
+  void context() {
+    const std::int64_t cp = plan_.cp;
+    if (cp == 1) {
+      if (plan_.context != ContextKind::Ring)
+        add("cp-kind", fmt::format("{} needs cp > 1, but cp is 1", toString(plan_.context)));
+      return;
+    }
+    const bool ring = plan_.context == ContextKind::Ring;
+    if (model_.family == Family::T5 || model_.family == Family::Vit)
+      add("cp", fmt::format("{}, but {} is lowered with cp=1 only", cp,
+                            model_.family == Family::T5 ? "an encoder-decoder" : "an image model"));
+    // Zigzag order needs two equal parts a rank.
+    const std::int64_t parts = ring ? 2 * cp : cp;
+    if (model_.seq_len % parts != 0)
+      add("cp", fmt::format("seq_len {} is not a multiple of {} ({} parts); nearest legal value: {}",
+                            model_.seq_len, parts, ring ? "2 cp" : "cp",
+                            ring && model_.seq_len % 2 == 0 ? nearestDivisor(cp, {model_.seq_len / 2})
+                            : ring                          ? 1
+                                                            : nearestDivisor(cp, {model_.seq_len})));
+    if (ring) {
+      if (plan_.attention == AttentionKernel::Softmax || plan_.attention == AttentionKernel::Unfused)
+        add("attention", fmt::format("'{}' keeps whole rows of scores; cp-kind=ring needs flash or flash1",
+                                     toString(plan_.attention)));
+      return;
+    }
+    const std::int64_t heads = model_.heads / plan_.tp, kv_heads = model_.kv_heads / plan_.tp;
+    if (heads % cp != 0 || kv_heads % cp != 0)
+      add("cp", fmt::format("{} does not divide the {} heads and {} kv_heads of a tensor rank, which "
+                            "cp-kind=a2a exchanges; nearest legal value: {}, or cp-kind=ring",
+                            cp, heads, kv_heads, nearestDivisor(cp, {heads, kv_heads})));
+  }
+
+  void experts() {
+    const std::int64_t ep = plan_.ep;
+    if (model_.experts == 0) {
+      if (ep != 1) add("ep", fmt::format("{}, but the model has no experts; nearest legal value: 1", ep));
+      return;
+    }
+    const std::int64_t data = plan_.dataRanks(), nearest = nearestDivisor(ep, {data, model_.experts});
+    if (data % ep != 0)
+      add("ep", fmt::format("{} does not divide dp {} x cp {} = {}; nearest legal value: {}", ep, plan_.dp,
+                            plan_.cp, data, nearest));
+    if (model_.experts % ep != 0)
+      add("ep",
+          fmt::format("{} does not divide experts {}; nearest legal value: {}", ep, model_.experts, nearest));
   }
 
   void batch() {
@@ -138,8 +190,19 @@ class Checker {
 
   void schedule() {
     const ScheduleKind kind = plan_.schedule;
-    if (kind == ScheduleKind::File) return fileSchedule();
     const std::string name(toString(kind));
+    const auto families = [&] {
+      if (splitsBackward(plan_) && model_.family != Family::Gpt2 && model_.family != Family::Llama)
+        add("schedule", fmt::format("{} splits backward, which is lowered for decoders only; nearest legal "
+                                    "value: 1f1b",
+                                    name));
+    };
+    if (kind == ScheduleKind::File) {
+      fileSchedule();
+      if (issues_.empty()) families();
+      return;
+    }
+    families();
     const bool loops = kind == ScheduleKind::Interleaved || kind == ScheduleKind::BreadthFirst;
     const bool folds = kind == ScheduleKind::ZbV || kind == ScheduleKind::DualPipeV;
     const bool automatic = kind == ScheduleKind::ZbAuto;
@@ -192,7 +255,7 @@ class Checker {
       add("zero", fmt::format("{} is not supported by this version; supported: 0, 1", plan_.zero));
     if (plan_.bucket < 1) add("bucket", fmt::format("{} bytes is not positive", plan_.bucket));
     if (plan_.loss_chunk < 0) add("loss-chunk", fmt::format("{} is negative", plan_.loss_chunk));
-    const std::int64_t tokens = plan_.micro_batch * model_.seq_len;
+    const std::int64_t tokens = plan_.micro_batch * lossRowsPerSequence(model_) / std::max(1, plan_.cp);
     if (plan_.loss_chunk > tokens)
       add("loss-chunk",
           fmt::format("{} rows are more than the {} tokens of a micro-batch; nearest legal value: {}",

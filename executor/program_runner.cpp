@@ -128,7 +128,11 @@ std::vector<Bytes> ProgramRunner::commBytes() const {
       case CommKind::ReduceScatter:
         sum += comm.bytes() * (n - 1) / n;
         break;
+      case CommKind::AllToAll:
+        sum += comm.bytes() * (n - 1) / n;
+        break;
       case CommKind::Send:
+      case CommKind::Shift:
         sum += comm.bytes();
         break;
       case CommKind::Recv:

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "core/error.h"
+#include "core/executable.h"
 #include "core/memory_plan.h"
 #include "core/verify.h"
 #include "executor/comm/in_process.h"
@@ -310,31 +311,7 @@ TrainResult trainThreads(const TaskGraph& graph, const BatchSource& batches, con
 
 void requireExecutable(const TaskGraph& graph) {
   BMT_CHECK(graph.granularity == Granularity::Layer, "execution needs Layer granularity");
-  if (graph.plan.precision != DType::F32)
-    throw Error(ErrorKind::BadInput,
-                fmt::format("the CPU executes fp32 only in this version, the plan asks for {}",
-                            toString(graph.plan.precision)),
-                "plan.precision");
-  if (graph.model.position == PositionKind::Alibi)
-    throw Error(ErrorKind::BadInput, "ALiBi models are simulated but not executed in this version",
-                graph.model.name);
-  const Plan& plan = graph.plan;
-  if (graph.model.dropout)
-    throw Error(ErrorKind::BadInput, "dropout is simulated but not executed in this version",
-                graph.model.name);
-  if (plan.attention != AttentionKernel::Flash || plan.pointwise != Pointwise::Fused ||
-      plan.grads != DType::F32)
-    throw Error(
-        ErrorKind::BadInput,
-        fmt::format(
-            "attention={},pointwise={},grads={} is simulated but not executed; kernels here are fused "
-            "and gradients fp32",
-            toString(plan.attention), toString(plan.pointwise), toString(plan.grads)),
-        "plan");
-  if (!graph.model.not_executed.empty())
-    throw Error(ErrorKind::BadInput,
-                graph.model.not_executed + " is simulated but not executed in this version",
-                graph.model.name);
+  throwIfAny(notExecutable(graph.model, graph.plan), graph.model.name);
   throwIfAny(verify(graph), "the lowered programs");
   requireMemory(graph);
 }

@@ -24,8 +24,11 @@ CommShape commShape(CommKind kind, double full_bytes, std::int64_t n, bool threa
     case CommKind::AllGather:
     case CommKind::ReduceScatter:
       return {share * full_bytes, threads ? 2 : size - 1};
+    case CommKind::AllToAll:  // every rank keeps its own part
+      return {share * full_bytes, threads ? 2.0 : 1.0};
     case CommKind::Send:
     case CommKind::Recv:
+    case CommKind::Shift:
       return {full_bytes, threads ? 2.0 : 1.0};
   }
   return {};
@@ -109,21 +112,28 @@ double CostModel::opSeconds(const OpCall& call) const {
 
 double CostModel::segmentSeconds(const Segment& segment) const {
   double seconds = profile_.task_overhead_s, calls = 0;
+  std::vector<double> until(segment.ops.size() + 1, 0);  // one repetition of the ops before each
   for (std::size_t i = 0; i < segment.ops.size(); ++i) {
     const double times = segment.repeat.empty() ? 1 : static_cast<double>(segment.repeat[i]);
+    double each = 0;
     if (profile_.gpu) {
       const OpTime time = gpuOpTime(*profile_.gpu, context_, segment.ops[i]);
-      seconds += times * time.device_s;
+      each = time.device_s;
       calls += times * time.calls;
     } else {
-      seconds += times * opSeconds(segment.ops[i]);
+      each = opSeconds(segment.ops[i]);
     }
+    seconds += times * each;
+    until[i + 1] = until[i] + each;
   }
   for (const MergedComm& comm : segment.comms) {
     const std::vector<RankId> members = graph_.mesh.members(graph_.mesh.groupOf(comm.group, 0));
-    seconds += static_cast<double>(comm.times) *
-               (profile_.task_overhead_s +
-                collectiveSeconds(comm.kind, static_cast<double>(comm.count * sizeOf(comm.dtype)), members));
+    double each = profile_.task_overhead_s +
+                  collectiveSeconds(comm.kind, static_cast<double>(comm.count * sizeOf(comm.dtype)), members);
+    if (comm.beside >= 0)
+      each = std::max(0.0, each - (until[static_cast<std::size_t>(comm.beside_end)] -
+                                   until[static_cast<std::size_t>(comm.beside)]));
+    seconds += static_cast<double>(comm.times) * each;
   }
   // Ops and communication shorter than the host needs to issue them run at the host's pace.
   return profile_.gpu ? std::max(seconds, calls * profile_.gpu->host_s) : seconds;

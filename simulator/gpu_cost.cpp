@@ -36,9 +36,12 @@ double rateOf(const GpuConstants& g, DType type) {
 double callsOf(const Op& op, const KernelContext& c, bool scores) {
   switch (op.kind) {
     case OpKind::LinearForward:
+    case OpKind::GroupedForward:
       return 4;
     case OpKind::LinearBackwardInput:
     case OpKind::LinearBackwardWeight:
+    case OpKind::GroupedBackwardInput:
+    case OpKind::GroupedBackwardWeight:
       return 2.5;
     case OpKind::AttentionForward:
       return scores ? 18 : 8;
@@ -87,11 +90,12 @@ struct Passes {
 Work scoreAttention(const GpuConstants& g, const KernelContext& c, const Op& op, bool backward) {
   const auto d = [&op](std::size_t i) { return static_cast<double>(op.dim[i]); };
   const double t = d(1), head = d(4), batch = d(0) * d(2), e = static_cast<double>(sizeOf(op.dtype));
-  const double scores = batch * t * t * e, rows = batch * t * head * e;
+  const double keys = op.dim[6] > 0 ? d(6) : t;
+  const double scores = batch * t * keys * e, rows = batch * (t + keys) / 2 * head * e;
   const auto product = [&](double m, double n, double k) {
     return gemmSeconds(g, m, n, k, batch, op.dtype, scores + 2 * rows);
   };
-  const double to_scores = product(t, t, head), from_scores = product(t, head, t);
+  const double to_scores = product(t, keys, head), from_scores = product(t, head, keys);
   // Megatron-LM's fused kernel takes batches of heads in fours (fused_softmax.py, is_kernel_available).
   const bool plain = c.attention == AttentionKernel::Unfused || op.dim[0] * op.dim[2] % 4 != 0;
   // Masked softmax in one kernel: read and write (backward: read two, write one). Plain ops: scale, mask,
@@ -209,6 +213,20 @@ OpTime gpuOpTime(const GpuConstants& g, const KernelContext& c, const OpCall& ca
       break;
     case OpKind::ActivationBackward:
       stream(d(0), {3, 1});
+      break;
+    case OpKind::GroupedForward:
+      work.add(gemmSeconds(g, d(0) / d(3), d(1), d(2), d(3), op.dtype, bytesMoved(op)), 1);
+      break;
+    case OpKind::GroupedBackwardInput:
+      work.add(gemmSeconds(g, d(0) / d(3), d(2), d(1), d(3), op.dtype, bytesMoved(op)), 1);
+      break;
+    case OpKind::GroupedBackwardWeight:
+      work.add(gemmSeconds(g, d(1), d(2), d(0) / d(3), d(3), op.dtype, bytesMoved(op)), 1);
+      break;
+    // Softmax, selection, counts and positions; in plain PyTorch each is a kernel of its own.
+    case OpKind::RouterForward:
+    case OpKind::RouterBackward:
+      work.add(bytesMoved(op) / g.memory_bandwidth, eager ? 8 : 3);
       break;
     case OpKind::SwigluForward:
       stream(d(0) * d(1), eager ? Passes{5, 2} : Passes{3, 1});

@@ -77,8 +77,8 @@ Shapes readShapes(const FitInput& input) {
         // The weight-gradient form accumulates into fp32.
         call.op.kind = t.at(i, "accumulate") == "True" ? OpKind::LinearBackwardWeight : OpKind::LinearForward;
         const std::int64_t m = dim("m"), k = dim("k"), n = dim("n");
-        call.op.dim = call.op.kind == OpKind::LinearForward ? std::array<std::int64_t, 6>{m, n, k}
-                                                            : std::array<std::int64_t, 6>{k, m, n, 1};
+        call.op.dim = call.op.kind == OpKind::LinearForward ? decltype(Op::dim){m, n, k}
+                                                            : decltype(Op::dim){k, m, n, 1};
         shapes.products.emplace_back(call, flops(call.op) / rate);
         shapes.product_gpu = gpu;
       } else if (kind.starts_with("sdp")) {

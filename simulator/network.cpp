@@ -100,6 +100,21 @@ double collectiveSeconds(const Fabric& f, CommKind kind, double bytes, const Gro
     const double mine = std::min(node_share, at.per_node * f.node_bandwidth / std::max(1.0, f.nics));
     ring = at.per_node > 1 && f.link_bandwidth > 0 ? std::min(f.link_bandwidth, mine) : mine;
   }
+  if (kind == CommKind::AllToAll) {
+    // Of a rank's n parts, per_node stay inside the node. Links and NICs work at the same time.
+    const double part = bytes / at.ranks;
+    const double inside = (at.per_node - 1) * part, outside = (at.ranks - at.per_node) * part;
+    const double one = std::min(f.node_bandwidth / std::max(1.0, f.nics), node_share / at.per_node);
+    const double links = inside > 0 ? inside / f.link_bandwidth : 0, nics = across ? outside / one : 0;
+    return f.start + (across ? f.nic_latency : f.link_latency) + wire(f, std::max(links, nics), 1);
+  }
+  if (kind == CommKind::Shift) {
+    // Neighbours inside a node use links; where the ring leaves a node it needs one NIC.
+    const double links = f.link_latency + (at.per_node > 1 || !across ? bytes / f.link_bandwidth : 0);
+    if (!across) return f.start + links;
+    const double one = std::min(f.node_bandwidth / std::max(1.0, f.nics), node_share);
+    return f.start + std::max(links, pointToPoint(bytes, one, f.nic_latency));
+  }
   switch (kind) {
     case CommKind::AllReduce:
       return f.start + allReduceSeconds(f, bytes, at, ring);
@@ -107,6 +122,8 @@ double collectiveSeconds(const Fabric& f, CommKind kind, double bytes, const Gro
     case CommKind::ReduceScatter:
       return f.start + std::max(0.0, ringLatency(f, at, 1)) +
              wire(f, ringGather(bytes, at.ranks, ring, 0), 1);
+    case CommKind::AllToAll:
+    case CommKind::Shift:
     case CommKind::Send:
     case CommKind::Recv:
       break;

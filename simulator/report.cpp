@@ -22,6 +22,10 @@ const char* axisOf(TaskKind kind) {
       return "data";
     case TaskKind::PipeComm:
       return "pipeline";
+    case TaskKind::ContextComm:
+      return "context";
+    case TaskKind::ExpertComm:
+      return "expert";
     default:
       return nullptr;
   }
@@ -59,7 +63,7 @@ void fillMemory(Report& report, const TaskGraph& graph, const ClusterSpec& clust
 }
 
 void fillComm(Report& report, const trace::Trace& t, std::size_t num_ranks) {
-  for (const char* axis : {"tensor", "data", "pipeline"}) {
+  for (const char* axis : {"tensor", "data", "pipeline", "context", "expert"}) {
     AxisComm entry;
     entry.axis = axis;
     for (const trace::Span& span : t.spans) {
@@ -121,20 +125,14 @@ void fillCriticalPath(Report& report, const trace::Trace& t) {
 }  // namespace
 
 double modelFlopsPerStep(const ModelSpec& model, const Plan& plan, bool causal) {
-  const double layers = static_cast<double>(model.layers);
-  const double matrix = layers * static_cast<double>(numLayerParams(model)) +
-                        static_cast<double>(model.vocab) * static_cast<double>(model.d_model);
-  const double attention =
-      layers * static_cast<double>(model.seq_len) * static_cast<double>(model.heads * model.d_head);
-  const double tokens = static_cast<double>(plan.global_batch) * static_cast<double>(model.seq_len);
-  return tokens * (6 * matrix + (causal ? 6 : 12) * attention);
+  return 3 * static_cast<double>(plan.global_batch) * forwardFlopsPerSequence(model, causal);
 }
 
 double hardwareFlopsPerStep(const ModelSpec& model, const Plan& plan) {
   const double flops = modelFlopsPerStep(model, plan, false);
   if (plan.recompute != Recompute::Full) return flops;
-  const double tokens = static_cast<double>(plan.global_batch * model.seq_len);
-  const double head = 6 * tokens * static_cast<double>(model.vocab) * static_cast<double>(model.d_model);
+  const double rows = static_cast<double>(plan.global_batch * lossRowsPerSequence(model));
+  const double head = 6 * rows * static_cast<double>(model.vocab) * static_cast<double>(model.d_model);
   return head + (flops - head) * 4 / 3;
 }
 

@@ -186,18 +186,18 @@ CommFit fitNcclTests(const std::string& text, const std::string& source, const s
   const std::pair<const char*, CommKind> known[] = {{"all_reduce", CommKind::AllReduce},
                                                     {"all_gather", CommKind::AllGather},
                                                     {"reduce_scatter", CommKind::ReduceScatter},
+                                                    {"alltoall", CommKind::AllToAll},
                                                     {"sendrecv", CommKind::Send}};
   for (const auto& [word, value] : known) {
     if (name.find(word) != std::string::npos) kind = value;
   }
   if (!kind)
-    throw Error(
-        ErrorKind::BadInput,
-        fmt::format(
-            "which collective is it? '{}' names none of all_reduce, all_gather, reduce_scatter, sendrecv; "
-            "the file has no line '# {} NAME' and its own name does not say either",
-            name, marker),
-        source);
+    throw Error(ErrorKind::BadInput,
+                fmt::format("which collective is it? '{}' names none of all_reduce, all_gather, "
+                            "reduce_scatter, alltoall, sendrecv; "
+                            "the file has no line '# {} NAME' and its own name does not say either",
+                            name, marker),
+                source);
   if (ranks < 2)
     throw Error(ErrorKind::BadInput,
                 fmt::format("lists {} ranks ('#  Rank' lines); at least 2 are needed", ranks), source);
@@ -217,10 +217,12 @@ CommFit fitNcclTests(const std::string& text, const std::string& source, const s
         break;
       case CommKind::AllGather:
       case CommKind::ReduceScatter:
+      case CommKind::AllToAll:
         samples.push_back({n - 1, (n - 1) / n * row.bytes, row.seconds});
         break;
       case CommKind::Send:
       case CommKind::Recv:
+      case CommKind::Shift:
         samples.push_back({1, row.bytes, row.seconds});
         break;
     }

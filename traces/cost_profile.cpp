@@ -32,8 +32,8 @@ OpKind opKindFromString(const std::string& text, const std::string& source) {
 }
 
 CommKind commKindFromString(const std::string& text, const std::string& source) {
-  for (const CommKind kind :
-       {CommKind::AllReduce, CommKind::AllGather, CommKind::ReduceScatter, CommKind::Send, CommKind::Recv}) {
+  for (const CommKind kind : {CommKind::AllReduce, CommKind::AllGather, CommKind::ReduceScatter,
+                              CommKind::Send, CommKind::Recv, CommKind::AllToAll, CommKind::Shift}) {
     if (toString(kind) == text) return kind;
   }
   throw Error(ErrorKind::BadInput, fmt::format("unknown communication kind '{}'", text), source);

@@ -54,7 +54,8 @@ Shares stepShares(const Trace& trace) {
   for (const Span& span : trace.spans) {
     const auto rank =
         static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), span.rank) - ids.begin());
-    const bool comm = span.kind == TaskKind::TensorComm || span.kind == TaskKind::DataComm;
+    const bool comm = span.kind == TaskKind::TensorComm || span.kind == TaskKind::DataComm ||
+                      span.kind == TaskKind::ContextComm || span.kind == TaskKind::ExpertComm;
     if (span.lane == Lane::Compute) {
       (comm ? blocking : compute)[rank].emplace_back(span.start, span.end);
     } else if (comm) {

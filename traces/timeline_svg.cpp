@@ -41,7 +41,9 @@ constexpr std::array<KindStyle, kNumTaskKinds> kKinds{{{"#56B4E9", "#000", 'F', 
                                                        {"#CC79A7", "#000", 'O', "optimizer"},
                                                        {"#E69F00", "#000", 'T', "tensor comm."},
                                                        {"#D55E00", "#fff", 'D', "data comm."},
-                                                       {"#4D4D4D", "#fff", 'P', "pipeline comm."}}};
+                                                       {"#4D4D4D", "#fff", 'P', "pipeline comm."},
+                                                       {"#882255", "#fff", 'C', "context comm."},
+                                                       {"#AA4499", "#fff", 'E', "expert comm."}}};
 
 enum Row { kCompute, kTensor, kData, kSend, kReceive, kCopy, kNumRows };
 constexpr std::array<const char*, kNumRows> kRowNames{"compute", "tensor", "data", "send", "receive", "copy"};

@@ -139,6 +139,9 @@ void InProcessCommunicator::execute(const CommCall& call, Meeting& meeting, Time
       break;
     case CommKind::Send:
       break;  // the receiver reads
+    case CommKind::AllToAll:
+    case CommKind::Shift:
+      BMT_CHECK(false, "refused by notExecutable");
   }
   barrier(call, meeting);
 }

@@ -317,6 +317,10 @@ class MpiCommunicator final : public Communicator {
         if (to(begin(self)) != call.src)
           std::memmove(to(begin(self)), call.src, static_cast<std::size_t>(shard * element));
         break;
+      case CommKind::AllToAll:
+      case CommKind::Shift:
+        BMT_CHECK(false, "refused by notExecutable");
+        break;
       case CommKind::ReduceScatter:
         scatterSums(
             s, lane, shard, [&](std::size_t m) { return std::pair(begin(m), shard); }, call.dst);

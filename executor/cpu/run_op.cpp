@@ -150,6 +150,20 @@ void runOp(const Op& op, const OperandPointers& p) {
     case OpKind::AdamW:
       adamW(op, p);
       return;
+    case OpKind::Copy:
+      std::memcpy(p[0], p[1], static_cast<std::size_t>(d[0] * sizeOf(op.dtype)));
+      return;
+    case OpKind::AttentionMerge:
+    case OpKind::RouterForward:
+    case OpKind::RouterBackward:
+    case OpKind::DispatchForward:
+    case OpKind::DispatchBackward:
+    case OpKind::CombineForward:
+    case OpKind::CombineBackward:
+    case OpKind::GroupedForward:
+    case OpKind::GroupedBackwardInput:
+    case OpKind::GroupedBackwardWeight:
+      BMT_CHECK(false, "refused by notExecutable");
   }
 }
 

@@ -17,10 +17,16 @@ namespace {
 using test::Case;
 using test::randomCase;
 
+// From here on, seeds draw models and axes that are simulated only.
+constexpr std::uint32_t kSimulated = 1000;
+Case caseOf(std::uint32_t seed) {
+  return seed < kSimulated ? randomCase(seed, 8) : test::randomSimulatedCase(seed, 16);
+}
+
 class LowerProperty : public testing::TestWithParam<std::uint32_t> {};
 
 TEST_P(LowerProperty, VerifiesAndEveryMicrobatchRunsForwardThenBackward) {
-  const Case c = randomCase(GetParam(), 8);
+  const Case c = caseOf(GetParam());
   SCOPED_TRACE(planToText(c.plan) + (c.model.tied_embedding ? " tied" : " untied"));
   const TaskGraph graph = lower(c.model, c.cluster, c.plan, RankSelection::All, Granularity::Layer);
   EXPECT_EQ(formatIssues(verify(graph)), "");
@@ -42,7 +48,7 @@ TEST_P(LowerProperty, VerifiesAndEveryMicrobatchRunsForwardThenBackward) {
 }
 
 TEST_P(LowerProperty, StageGranularityVerifiesAndFoldedProgramsEqualTheFullOnes) {
-  const Case c = randomCase(GetParam(), 8);
+  const Case c = caseOf(GetParam());
   SCOPED_TRACE(planToText(c.plan));
   const TaskGraph all = lower(c.model, c.cluster, c.plan, RankSelection::All, Granularity::Stage);
   EXPECT_EQ(formatIssues(verify(all)), "");
@@ -63,13 +69,14 @@ TEST_P(LowerProperty, StageGranularityVerifiesAndFoldedProgramsEqualTheFullOnes)
 }
 
 TEST_P(LowerProperty, EveryParameterElementIsOwnedExactlyOnce) {
-  const Case c = randomCase(GetParam(), 8);
+  const Case c = caseOf(GetParam());
   SCOPED_TRACE(planToText(c.plan));
   const TaskGraph graph = lower(c.model, c.cluster, c.plan, RankSelection::All, Granularity::Layer);
   std::int64_t elements = 0;
   for (const RankProgram& program : graph.ranks) {
-    if (program.coord.dp != 0) continue;
     for (const ParamShard& p : program.params) {
+      const Mesh& mesh = graph.mesh;
+      if ((p.expert ? mesh.expertDataIndex(program.coord) : mesh.dataIndex(program.coord)) != 0) continue;
       if (p.tied_copy || (p.replicated && program.coord.tp != 0)) continue;
       elements += p.rows * p.cols;
     }
@@ -78,6 +85,7 @@ TEST_P(LowerProperty, EveryParameterElementIsOwnedExactlyOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Random, LowerProperty, testing::Range(0U, 60U));
+INSTANTIATE_TEST_SUITE_P(Simulated, LowerProperty, testing::Range(kSimulated, kSimulated + 60));
 
 TaskGraph twoStageGraph() {
   Case c = randomCase(1, 1);

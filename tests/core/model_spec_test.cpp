@@ -12,9 +12,10 @@ namespace {
 
 // Models whose authors published a rounded figure only; all others state the exact element count of the
 // released weights. GPT-3 (Brown et al. 2020, Table 2.1), Megatron (names of the papers), OPT-66B (Zhang et
-// al. 2022).
+// al. 2022), Grok-1 (xAI 2024), Nemotron-4 (NVIDIA 2024).
 bool roundedByItsAuthors(const std::string& name) {
-  return name.starts_with("gpt3-") || name.starts_with("megatron-") || name == "opt-66b";
+  return name.starts_with("gpt3-") || name.starts_with("megatron-") || name == "opt-66b" ||
+         name.starts_with("nemotron") || name == "grok-1";
 }
 
 TEST(ModelPresets, HaveThePublishedParameterCounts) {
@@ -112,7 +113,7 @@ TEST(HfConfig, Qwen2HasBiasOnlyOnQueryKeyValue) {
 
 TEST(HfConfig, RefusesWhatItCannotRepresent) {
   for (const char* text :
-       {R"({"model_type": "t5"})",                                          //
+       {R"({"model_type": "mamba"})",                                          //
         R"({"model_type": "gpt2", "activation_function": "gelu_banana"})",  //
         R"({"model_type": "opt", "do_layer_norm_before": false})",          //
         R"({"model_type": "gpt2", "n_layer": "twelve"})", R"([1, 2])", R"({"model_type": )"}) {

@@ -28,7 +28,68 @@ ModelSpec tinyModel(Family family) {
   return m;
 }
 
-Case randomCase(std::uint32_t seed, int max_ranks) {
+namespace {
+
+void addExperts(ModelSpec& m) {
+  m.experts = 8;
+  m.top_k = 2;
+  m.moe_d_ff = 16;
+}
+
+void makeLatent(ModelSpec& m) {
+  m.kv_heads = m.heads;
+  m.qkv_bias = m.attn_out_bias = false;
+  m.d_head = 12;
+  m.rope_dim = 4;
+  m.v_dim = 8;
+  m.q_rank = 24;
+  m.kv_rank = 16;
+}
+
+// One of the models that are not executed.
+template <typename Pick>
+ModelSpec simulatedModel(const Pick& pick) {
+  const int kind = pick(0, 6);
+  ModelSpec m = tinyModel(kind <= 3 ? Family::Llama : Family::Gpt2);
+  m.layers = pick(4, 6);
+  if (kind == 1) addExperts(m);
+  if (kind == 2 || kind == 3) makeLatent(m);
+  if (kind == 3) {
+    addExperts(m);
+    m.shared_experts = pick(0, 2);
+    m.dense_first_layers = 1;
+    m.moe_every = pick(1, 2);
+    m.router_bias = pick(0, 1) == 1;
+    m.capacity_factor = 1.25;
+    if (pick(0, 1) == 0) m.q_rank = 0;
+  }
+  if (kind == 0) {
+    m.qk_norm = true;
+    m.activation = ActivationKind::Gelu;
+  }
+  if (kind == 4) {
+    m.family = Family::Bert;
+    m.post_norm = m.embedding_norm = true;
+    m.token_types = 2;
+  }
+  if (kind == 5) {
+    m.family = Family::Vit;
+    m.patch_dim = 12;
+    m.tied_embedding = false;
+  }
+  if (kind == 6) {
+    m.family = Family::T5;
+    m.encoder_layers = pick(1, 3);
+    m.decoder_seq_len = 8;
+    m.relative_buckets = 4;
+    m.max_positions = 0;
+    m.position = PositionKind::Relative;
+    m.norm = NormKind::RmsNorm;
+  }
+  return m;
+}
+
+Case drawCase(std::uint32_t seed, int max_ranks, bool simulated) {
   std::mt19937 random(seed * 2654435761U + 17);
   const auto pick = [&](int low, int high) {
     return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
@@ -39,6 +100,12 @@ Case randomCase(std::uint32_t seed, int max_ranks) {
     c.model.layers = pick(2, 6);
     if (pick(0, 3) == 0) c.model.tied_embedding = !c.model.tied_embedding;
     if (pick(0, 3) == 0) c.model.qkv_bias = !c.model.qkv_bias;
+    if (simulated) {
+      c.model = simulatedModel(pick);
+      c.plan.cp = 1 << pick(0, 2);
+      if (c.plan.cp > 1 && pick(0, 1) == 1) c.plan.context = ContextKind::AllToAll;
+      if (c.model.experts > 0) c.plan.ep = 1 << pick(0, 3);
+    }
     Plan& p = c.plan;
     p.dp = 1 << pick(0, 2);
     p.tp = 1 << pick(0, 2);
@@ -52,6 +119,7 @@ Case randomCase(std::uint32_t seed, int max_ranks) {
     if (p.schedule == ScheduleKind::ZbAuto) p.chunks = pick(1, 2);
     p.zero = pick(0, 1);
     p.sequence_parallel = pick(0, 1) == 1;
+    if (p.tp > 1 && pick(0, 2) == 0) p.tp_overlap = simulated || !p.sequence_parallel;
     p.recompute = pick(0, 2) == 0 ? Recompute::Full : Recompute::None;
     p.bucket = pick(0, 1) == 0 ? 8 * kKiB : 25 * kMiB;
     p.overlap_grad = pick(0, 3) != 0;
@@ -60,6 +128,16 @@ Case randomCase(std::uint32_t seed, int max_ranks) {
     c.cluster = localCluster(p.numRanks());
     if (validatePlan(c.model, c.cluster, p).empty()) return c;
   }
+}
+
+}  // namespace
+
+Case randomCase(std::uint32_t seed, int max_ranks) {
+  return drawCase(seed, max_ranks, false);
+}
+
+Case randomSimulatedCase(std::uint32_t seed, int max_ranks) {
+  return drawCase(seed, max_ranks, true);
 }
 
 }  // namespace bmt::test

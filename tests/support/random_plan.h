@@ -15,8 +15,11 @@ struct Case {
   Plan plan;
 };
 
-// A tiny model (both families) and a legal plan of at most `max_ranks` ranks.
+// A tiny model (gpt2, llama) and a legal plan of at most `max_ranks` ranks that the CPU executes.
 Case randomCase(std::uint32_t seed, int max_ranks);
+// Models and axes that are simulated only, too: context and expert parallelism, experts, latent attention,
+// BERT, ViT, T5, overlapped tensor parallelism.
+Case randomSimulatedCase(std::uint32_t seed, int max_ranks);
 ModelSpec tinyModel(Family family);
 
 }  // namespace bmt::test
