@@ -49,18 +49,26 @@ void exchange(Builder& b, const BlockShape& s, const Sizes& n, Operand from, Ope
   b.comm(CommKind::AllToAll, n.sent * n.c, s.dtype, from, to, GroupKind::Expert);
 }
 
+// Rows arrive ordered by the rank they come from, then by expert; each expert needs its rows together.
+void sortRows(Builder& b, const BlockShape& s, const Sizes& n, Operand slots) {
+  if (n.groups > 1 && !(s.ep == 1 && !s.sequence_parallel))
+    b.op(OpKind::Copy, {n.at_experts * n.c}, {slots, slots});
+}
+
 // [R, C] of this rank's rows -> `slots` at the experts.
 void toExperts(Builder& b, const BlockShape& s, const Sizes& n, Operand rows, Operand slots) {
   const Operand here = s.sequence_parallel && s.ep > 1 ? b.work(n.sent * n.c) : slots;
   if (s.ep > 1) exchange(b, s, n, rows, here);
   if (s.sequence_parallel)
     b.comm(CommKind::AllGather, n.at_experts * n.c, s.dtype, s.ep > 1 ? here : rows, slots);
+  sortRows(b, s, n, slots);
 }
 
 // What the experts give, partial sums over tp -> `rows` of this rank; still partial without sequence
 // parallelism.
 void fromExperts(Builder& b, const BlockShape& s, const Sizes& n, Operand slots, Operand rows) {
   const Operand here = s.sequence_parallel && s.ep > 1 ? b.work(n.sent * n.c) : rows;
+  sortRows(b, s, n, slots);
   if (s.sequence_parallel) b.comm(CommKind::ReduceScatter, n.at_experts * n.c, s.dtype, slots, here);
   if (s.ep > 1) exchange(b, s, n, s.sequence_parallel ? here : slots, rows);
 }
