@@ -80,6 +80,40 @@ LinkSpec linkFromJson(const Json& json, const char* key, const std::string& sour
   return {jsonNumber(link, "bandwidth_bytes_per_s", 0, source), jsonInt(link, "latency_ns", 0, source)};
 }
 
+// A list of objects, or nothing.
+std::vector<Json> objects(const Json& json, const char* key, const std::string& source) {
+  if (!json.contains(key)) return {};
+  std::vector<Json> list;
+  if (json.at(key).is_array()) list.assign(json.at(key).begin(), json.at(key).end());
+  if (!json.at(key).is_array() ||
+      std::any_of(list.begin(), list.end(), [](const Json& entry) { return !entry.is_object(); }))
+    throw Error(ErrorKind::BadInput, fmt::format("field '{}': expected a list of objects", key), source);
+  return list;
+}
+
+// "rank=3:1.5" -> name, index, factor.
+struct Slowed {
+  std::string name;
+  std::int32_t index = 0;
+  double factor = 1;
+};
+Slowed parseSlowed(const std::string& text, const std::string& example) {
+  const std::size_t equals = text.find('='), colon = text.find(':');
+  Slowed s;
+  bool good = equals != std::string::npos && colon != std::string::npos && colon > equals;
+  if (good) {
+    s.name = text.substr(0, equals);
+    const char* const end = text.data() + text.size();
+    const auto index = std::from_chars(text.data() + equals + 1, text.data() + colon, s.index);
+    const auto factor = std::from_chars(text.data() + colon + 1, end, s.factor);
+    good = index.ec == std::errc{} && index.ptr == text.data() + colon && factor.ec == std::errc{} &&
+           factor.ptr == end;
+  }
+  if (!good)
+    throw Error(ErrorKind::BadInput, fmt::format("'{}' is not of the form {}", text, example), "cluster");
+  return s;
+}
+
 std::int32_t count32(const Json& json, const char* key, std::int64_t fallback, const std::string& source) {
   const std::int64_t value = jsonInt(json, key, fallback, source);
   if (value < 0 || value > kMaxNodes)
@@ -168,6 +202,31 @@ std::vector<Issue> validateCluster(const ClusterSpec& cluster) {
         {"cluster", fmt::format("{} devices; at most {} are supported", devices, (1 << 24) - 1)});
   if (!(cluster.oversubscription >= 1))
     issues.push_back({"cluster.oversubscription", fmt::format("{} is below 1", cluster.oversubscription)});
+  const auto index = [&](const std::string& where, std::int64_t value, std::int64_t count, const char* what) {
+    if (value < 0 || value >= count)
+      issues.push_back({where, fmt::format("{} {} of {}, numbered 0 to {}", what, value, count, count - 1)});
+  };
+  const auto factor = [&](const std::string& where, double value) {
+    if (!(value >= 1 && value <= 1e6))
+      issues.push_back({where, fmt::format("factor {} is not between 1 (healthy) and 1000000", value)});
+  };
+  for (std::size_t i = 0; i < cluster.slow_devices.size(); ++i) {
+    const std::string where = fmt::format("cluster.slow_devices[{}]", i);
+    index(where, cluster.slow_devices[i].device, devices, "device");
+    factor(where, cluster.slow_devices[i].factor);
+  }
+  for (std::size_t i = 0; i < cluster.slow_links.size(); ++i) {
+    const std::string where = fmt::format("cluster.slow_links[{}]", i);
+    const SlowLink& link = cluster.slow_links[i];
+    if ((link.node < 0) == (link.device < 0)) {
+      issues.push_back({where, "names neither or both of node and device; one is needed"});
+    } else if (link.device >= 0) {
+      index(where, link.device, devices, "device");
+    } else {
+      index(where, link.node, cluster.numNodes(), "node");
+    }
+    factor(where, link.factor);
+  }
   return issues;
 }
 
@@ -187,7 +246,35 @@ ClusterSpec localCluster(std::int32_t ranks) {
   return cluster;
 }
 
+SlowDevice parseSlowDevice(const std::string& text) {
+  const Slowed s = parseSlowed(text, "rank=R:FACTOR, for example rank=3:1.5");
+  if (s.name != "rank")
+    throw Error(ErrorKind::BadInput, fmt::format("'{}': expected rank=R:FACTOR", text), "cluster");
+  return {s.index, s.factor};
+}
+
+SlowLink parseSlowLink(const std::string& text) {
+  const Slowed s = parseSlowed(text, "node=N:FACTOR or rank=R:FACTOR, for example node=1:2");
+  if (s.name != "rank" && s.name != "node")
+    throw Error(ErrorKind::BadInput, fmt::format("'{}': expected node=N:FACTOR or rank=R:FACTOR", text),
+                "cluster");
+  return s.name == "node" ? SlowLink{s.index, -1, s.factor} : SlowLink{-1, s.index, s.factor};
+}
+
 ClusterSpec loadCluster(const std::string& text) {
+  if (const std::size_t plus = text.find('+'); plus != std::string::npos && !text.ends_with(".json")) {
+    ClusterSpec cluster;
+    cluster.name = text;
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find('+', begin), text.size());
+      const ClusterSpec part = loadCluster(text.substr(begin, end - begin));
+      cluster.groups.insert(cluster.groups.end(), part.groups.begin(), part.groups.end());
+      cluster.oversubscription = std::max(cluster.oversubscription, part.oversubscription);
+      begin = end + 1;
+    }
+    throwIfAny(validateCluster(cluster), "cluster " + text);
+    return cluster;
+  }
   const std::size_t colon = text.find(':');
   const std::string name = text.substr(0, colon);
   const bool counted = colon != std::string::npos;
@@ -232,6 +319,15 @@ std::string clusterToJson(const ClusterSpec& cluster) {
     group["node_memory_bandwidth_bytes_per_s"] = g.node_memory_bandwidth;
     json["groups"].push_back(group);
   }
+  for (const SlowDevice& s : cluster.slow_devices)
+    json["slow_devices"].push_back({{"device", s.device}, {"factor", s.factor}});
+  for (const SlowLink& s : cluster.slow_links) {
+    Json link;
+    if (s.device >= 0) link["device"] = s.device;
+    if (s.node >= 0) link["node"] = s.node;
+    link["factor"] = s.factor;
+    json["slow_links"].push_back(link);
+  }
   return json.dump(2) + "\n";
 }
 
@@ -260,6 +356,15 @@ ClusterSpec clusterFromJson(const std::string& text, const std::string& source) 
     g.node_memory_bandwidth = jsonNumber(group, "node_memory_bandwidth_bytes_per_s", 0, source);
     cluster.groups.push_back(g);
   }
+  const auto device = [&source](const Json& entry, const char* key) {
+    const std::int64_t value = jsonInt(entry, key, -1, source);
+    return value < 0 || value >= (1 << 24) ? -1 : static_cast<std::int32_t>(value);
+  };
+  for (const Json& entry : objects(json, "slow_devices", source))
+    cluster.slow_devices.push_back({device(entry, "device"), jsonNumber(entry, "factor", 1, source)});
+  for (const Json& entry : objects(json, "slow_links", source))
+    cluster.slow_links.push_back(
+        {device(entry, "node"), device(entry, "device"), jsonNumber(entry, "factor", 1, source)});
   throwIfAny(validateCluster(cluster), source);
   return cluster;
 }

@@ -51,15 +51,33 @@ struct NodeGroup {
   bool operator==(const NodeGroup&) const = default;
 };
 
+// A device whose compute takes `factor` times as long as its kind's (thermal throttling, a bad part).
+struct SlowDevice {
+  std::int32_t device = 0;
+  double factor = 1;  // >= 1
+  bool operator==(const SlowDevice&) const = default;
+};
+// A link whose traffic takes `factor` times as long: the NICs of `node` (traffic between nodes), or, when
+// `device` >= 0, everything that one device sends or receives.
+struct SlowLink {
+  std::int32_t node = -1, device = -1;  // one of them
+  double factor = 1;                    // >= 1
+  bool operator==(const SlowLink&) const = default;
+};
+
 struct ClusterSpec {
   std::string name;
   std::vector<NodeGroup> groups;
   double oversubscription = 1.0;  // scale-out fabric: 2.0 = the spine carries half of all NICs
+  std::vector<SlowDevice> slow_devices;
+  std::vector<SlowLink> slow_links;
   bool operator==(const ClusterSpec&) const = default;
 
   std::int32_t numDevices() const;
   std::int32_t numNodes() const;
   bool homogeneous() const { return groups.size() == 1; }
+  // All devices and links of a kind are alike, so that one rank can stand for others.
+  bool uniform() const { return homogeneous() && slow_devices.empty() && slow_links.empty(); }
   // Node index (0-based over all groups) and group of a device; devices are numbered node by node, group by
   // group.
   std::int32_t nodeOf(std::int32_t device) const;
@@ -75,12 +93,17 @@ struct ClusterPreset {
 };
 const std::vector<ClusterPreset>& clusterPresets();
 
-// "PRESET:NODES", "local", "local:RANKS", or a cluster file. Throws Error{BadInput} naming the nearest
-// preset. local: `ranks` CPU devices of this machine sharing its cores (sysconf); peaks come from the
-// calibrated profile.
+// "PRESET:NODES", several of them joined by '+' ("dgx-a100-80g:4+dgx-v100-32g:2": devices are numbered in
+// this order), "local", "local:RANKS", or a cluster file. Throws Error{BadInput} naming the nearest preset.
+// local: `ranks` CPU devices of this machine sharing its cores (sysconf); peaks come from the calibrated
+// profile.
 ClusterSpec loadCluster(const std::string& text);
 ClusterSpec localCluster(std::int32_t ranks);
 ClusterSpec clusterFromJson(const std::string& text, const std::string& source);
 std::string clusterToJson(const ClusterSpec& cluster);
+
+// "rank=3:1.5" (simulate --slow), "node=1:2" or "rank=3:2" (--slow-link). Throws Error{BadInput}.
+SlowDevice parseSlowDevice(const std::string& text);
+SlowLink parseSlowLink(const std::string& text);
 
 }  // namespace bmt

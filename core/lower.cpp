@@ -2,6 +2,8 @@
 // buffers.
 #include "core/lower.h"
 
+#include <map>
+
 #include "core/lower_rank.h"
 #include "core/memory_plan.h"
 
@@ -17,10 +19,25 @@ TaskGraph lower(const ModelSpec& model, const ClusterSpec& cluster, const Plan& 
   graph.granularity = granularity;
   graph.scalars.num_slots = 1 + model.layers + 2;
   Library library(graph);
-  const Schedule schedule = makeSchedule(plan);
-  const std::vector<std::vector<ReceiveAt>> receives = receiveOrder(schedule);
+  // Replicas with unequal shares of the batch follow the same schedule with their own number of
+  // micro-batches.
+  struct Order {
+    Schedule schedule;
+    std::vector<std::vector<ReceiveAt>> receives;
+  };
+  std::map<std::int64_t, Order> orders;
   for (const RankId rank : ranks) {
-    graph.ranks.push_back(RankLowerer(graph, library, schedule, receives, rank).run());
+    const std::int64_t microbatches = plan.microbatchesOf(graph.mesh.coordOf(rank).dp);
+    const auto [order, missing] = orders.try_emplace(microbatches);
+    if (missing) {
+      Plan replica = plan;
+      replica.batch_shares.clear();
+      replica.global_batch = microbatches * plan.micro_batch * plan.dp;
+      order->second.schedule = makeSchedule(replica);
+      order->second.receives = receiveOrder(order->second.schedule);
+    }
+    graph.ranks.push_back(
+        RankLowerer(graph, library, order->second.schedule, order->second.receives, rank).run());
     planMemory(graph.ranks.back());
   }
   return graph;

@@ -30,6 +30,7 @@ const std::vector<std::string> kKeys{"dp",
                                      "schedule",
                                      "chunks",
                                      "layers",
+                                     "shares",
                                      "zero",
                                      "sp",
                                      "recompute",
@@ -43,7 +44,7 @@ const std::vector<std::string> kKeys{"dp",
                                      "grads",
                                      "order"};
 // Keys of the interface that this version does not lower; refused instead of ignored.
-const std::vector<std::string> kLaterKeys{"shares", "compress", "offload", "overlap-param"};
+const std::vector<std::string> kLaterKeys{"compress", "offload", "overlap-param"};
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
   throw Error(ErrorKind::BadInput, what, where);
@@ -105,6 +106,17 @@ constexpr std::array<std::pair<const char*, ContextKind>, 2> kContexts{
 constexpr std::array<std::pair<const char*, DType>, 3> kPrecisions{
     {{"fp32", DType::F32}, {"bf16", DType::BF16}, {"fp16", DType::F16}}};
 
+// "12/12/11/13"; a trailing '/' leaves an empty part, which is no number.
+std::vector<std::int64_t> parseList(const std::string& key, const std::string& value) {
+  std::vector<std::int64_t> list;
+  for (std::size_t begin = 0; begin <= value.size();) {
+    const std::size_t end = std::min(value.find('/', begin), value.size());
+    list.push_back(degree(key, parseInt(key, value.substr(begin, end - begin))));
+    begin = end + 1;
+  }
+  return list;
+}
+
 void set(Plan& plan, const std::string& key, const std::string& value) {
   const bool flag =
       key == "sp" || key == "overlap-grad" || key == "no-overlap-grad" || key == "tp-overlap";
@@ -151,15 +163,8 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
   if (key == "pointwise") plan.pointwise = oneOf(key, value, kPointwise);
   if (key == "grads") plan.grads = oneOf(key, value, kPrecisions);
   if (key == "order") plan.order = value;
-  if (key == "layers") {
-    plan.layers_per_stage.clear();
-    for (std::size_t begin = 0;
-         begin <= value.size();) {  // a trailing '/' leaves an empty part, which is no number
-      const std::size_t end = std::min(value.find('/', begin), value.size());
-      plan.layers_per_stage.push_back(degree(key, parseInt(key, value.substr(begin, end - begin))));
-      begin = end + 1;
-    }
-  }
+  if (key == "layers") plan.layers_per_stage = parseList(key, value);
+  if (key == "shares") plan.batch_shares = parseList(key, value);
 }
 
 void checkKey(const std::string& key) {
@@ -227,6 +232,7 @@ std::string planToText(const Plan& plan) {
   add(plan.ep != defaults.ep, fmt::format("ep={}", plan.ep));
   add(plan.context != defaults.context, fmt::format("cp-kind={}", toString(plan.context)));
   add(!plan.layers_per_stage.empty(), fmt::format("layers={}", fmt::join(plan.layers_per_stage, "/")));
+  add(!plan.batch_shares.empty(), fmt::format("shares={}", fmt::join(plan.batch_shares, "/")));
   add(plan.zero != defaults.zero, fmt::format("zero={}", plan.zero));
   add(plan.sequence_parallel, "sp");
   add(plan.tp_overlap, "tp-overlap");
@@ -255,6 +261,7 @@ std::string planToJson(const Plan& plan) {
   json["schedule"] = scheduleName(plan);
   json["chunks"] = plan.chunks;
   if (!plan.layers_per_stage.empty()) json["layers"] = plan.layers_per_stage;
+  if (!plan.batch_shares.empty()) json["shares"] = plan.batch_shares;
   json["zero"] = plan.zero;
   json["sp"] = plan.sequence_parallel;
   json["recompute"] = std::string(toString(plan.recompute));
@@ -282,10 +289,10 @@ Plan planFromJson(const std::string& text, const std::string& source) {
   for (const auto& [key, value] : json.items()) {
     if (key == "schema") continue;
     checkKey(key);
-    if (key == "layers") {
-      if (!value.is_array()) fail(source, "field 'layers': expected a list of whole numbers");
-      for (const Json& count : value)
-        plan.layers_per_stage.push_back(degree(key, parseInt(key, count.dump())));
+    if (key == "layers" || key == "shares") {
+      if (!value.is_array()) fail(source, fmt::format("field '{}': expected a list of whole numbers", key));
+      std::vector<std::int64_t>& list = key == "layers" ? plan.layers_per_stage : plan.batch_shares;
+      for (const Json& count : value) list.push_back(degree(key, parseInt(key, count.dump())));
       continue;
     }
     if (value.is_boolean()) {
@@ -305,6 +312,21 @@ Plan loadPlan(const std::string& text_or_path) {
   if (!file && text_or_path.ends_with(".json")) return planFromJson(readFile(text_or_path), text_or_path);
   if (!file) return planFromText(text_or_path);
   return planFromJson(readFile(text_or_path), text_or_path);
+}
+
+std::int64_t Plan::numMicrobatches() const {
+  return batch_shares.empty() ? global_batch / (micro_batch * dp)
+                              : *std::max_element(batch_shares.begin(), batch_shares.end());
+}
+
+std::int64_t Plan::microbatchesOf(std::int32_t replica) const {
+  return batch_shares.empty() ? numMicrobatches() : batch_shares[static_cast<std::size_t>(replica)];
+}
+
+std::int64_t Plan::firstSequenceOf(std::int32_t replica) const {
+  std::int64_t before = 0;
+  for (std::int32_t d = 0; d < replica; ++d) before += microbatchesOf(d);
+  return before * micro_batch;
 }
 
 std::vector<std::int64_t> layersOfStages(const ModelSpec& model, const Plan& plan) {

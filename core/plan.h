@@ -69,6 +69,8 @@ struct Plan {
   std::int32_t chunks = 1;     // model chunks per pipeline rank (interleaved: > 1)
   // Layers of virtual stage v = chunk * pp + stage, v = 0 .. pp*chunks-1. Empty = as even as possible.
   std::vector<std::int64_t> layers_per_stage;
+  // Micro-batches of each dp replica ("shares=5/3"), for replicas of unequal speed. Empty = equal shares.
+  std::vector<std::int64_t> batch_shares;
   std::int32_t zero = 0;           // 0 or 1 (optimizer states sharded over dp)
   bool sequence_parallel = false;  // shard norms and residuals over tp along tokens
   bool tp_overlap = false;         // tensor-parallel communication beside the products it feeds or follows
@@ -88,7 +90,11 @@ struct Plan {
   std::int32_t numRanks() const { return dp * tp * pp * cp; }
   std::int32_t dataRanks() const { return dp * cp; }             // sum their gradients
   std::int32_t expertDataRanks() const { return dp * cp / ep; }  // sum the gradients of their experts
-  std::int64_t numMicrobatches() const { return global_batch / (micro_batch * dp); }
+  // Of one replica; of the busiest one where shares differ.
+  std::int64_t numMicrobatches() const;
+  std::int64_t microbatchesOf(std::int32_t replica) const;
+  // The replica's first sequence in the global batch; replicas take theirs one after the other.
+  std::int64_t firstSequenceOf(std::int32_t replica) const;
   std::int32_t numVirtualStages() const { return pp * chunks; }
 };
 

@@ -35,8 +35,12 @@ class Checker {
     tensor();
     context();
     experts();
-    batch();
-    pipeline();
+    if (plan_.batch_shares.empty()) {
+      batch();
+      pipeline();
+    } else {
+      shares();
+    }
     rest();
     return issues_;
   }
@@ -152,6 +156,37 @@ class Checker {
     if (model_.experts % ep != 0)
       add("ep",
           fmt::format("{} does not divide experts {}; nearest legal value: {}", ep, model_.experts, nearest));
+  }
+
+  void shares() {
+    const std::vector<std::int64_t>& list = plan_.batch_shares;
+    if (static_cast<std::int64_t>(list.size()) != plan_.dp)
+      add("shares", fmt::format("lists {} replicas, but dp is {}", list.size(), plan_.dp));
+    if (plan_.ep > 1)
+      add("shares", fmt::format("replicas exchange tokens for every micro-batch with ep {}; shares need ep 1",
+                                plan_.ep));
+    if (std::any_of(list.begin(), list.end(), [](std::int64_t n) { return n < 1; }))
+      add("shares", "every replica needs at least 1 micro-batch");
+    const std::int64_t sum = std::accumulate(list.begin(), list.end(), std::int64_t{0});
+    if (sum * plan_.micro_batch != plan_.global_batch)
+      add("shares",
+          fmt::format("adds up to {} micro-batches of {} sequences = {}, but gb is {}; nearest legal "
+                      "gb: {}",
+                      sum, plan_.micro_batch, sum * plan_.micro_batch, plan_.global_batch,
+                      sum * plan_.micro_batch));
+    // The pipeline must be legal with every replica's number of micro-batches.
+    for (const std::int64_t microbatches : std::set<std::int64_t>(list.begin(), list.end())) {
+      if (microbatches < 1) continue;
+      Plan replica = plan_;
+      replica.batch_shares.clear();
+      replica.global_batch = microbatches * plan_.micro_batch * plan_.dp;
+      Checker checker(model_, cluster_, replica);
+      checker.pipeline();
+      for (const Issue& issue : checker.issues_) {
+        const auto same = [&](const Issue& known) { return known.where == issue.where; };
+        if (std::none_of(issues_.begin(), issues_.end(), same)) issues_.push_back(issue);
+      }
+    }
   }
 
   void batch() {

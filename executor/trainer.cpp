@@ -161,8 +161,8 @@ class RankThread {
     const TrainOptions& o = shared_.options;
     const Plan& plan = shared_.graph.plan;
     if (o.poison || step == 0) runner_.poison();  // the first step also measures how much memory is touched
-    const std::int64_t per_replica = plan.global_batch / plan.dp;
-    const std::int64_t begin = program_.coord.dp * per_replica;
+    const std::int64_t begin = plan.firstSequenceOf(program_.coord.dp);
+    const std::int64_t per_replica = plan.microbatchesOf(program_.coord.dp) * plan.micro_batch;
     if (program_.tokens >= 0 || program_.targets >= 0)
       shared_.batches(step, begin, begin + per_replica,
                       program_.tokens >= 0 ? runner_.data<std::int32_t>(program_.tokens) : nullptr,

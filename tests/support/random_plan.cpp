@@ -124,6 +124,13 @@ Case drawCase(std::uint32_t seed, int max_ranks, bool simulated) {
     p.bucket = pick(0, 1) == 0 ? 8 * kKiB : 25 * kMiB;
     p.overlap_grad = pick(0, 3) != 0;
     p.loss_chunk = pick(0, 2) == 0 ? 7 : 0;
+    if (p.dp > 1 && p.schedule != ScheduleKind::Interleaved && pick(0, 3) == 0) {
+      p.global_batch = 0;
+      for (int d = 0; d < p.dp; ++d) {
+        p.batch_shares.push_back(pick(1, 4));
+        p.global_batch += p.batch_shares.back() * p.micro_batch;
+      }
+    }
     if (p.numRanks() > max_ranks) continue;
     c.cluster = localCluster(p.numRanks());
     if (validatePlan(c.model, c.cluster, p).empty()) return c;
