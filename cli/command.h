@@ -29,6 +29,7 @@ void addTrain(CLI::App& app, const Globals& globals, Action& action);
 void addCompare(CLI::App& app, const Globals& globals, Action& action);
 void addDoctor(CLI::App& app, const Globals& globals, Action& action);
 void addFit(CLI::App& app, const Globals& globals, Action& action);
+void addScenario(CLI::App& app, const Globals& globals, Action& action);
 void addValidate(CLI::App& app, const Globals& globals, Action& action);
 
 }  // namespace bmt::cli

@@ -57,7 +57,7 @@ int run(int argc, char** argv) {
   app.add_option("--jobs", globals.jobs, "Threads of a search; 0 = all cores")->capture_default_str();
   Action action;
   for (const auto add : {addSimulate, addTune, addTrain, addPrepare, addCalibrate, addCompare, addModels,
-                         addClusters, addSchedules, addDoctor, addValidate, addFit}) {
+                         addClusters, addSchedules, addScenario, addDoctor, addValidate, addFit}) {
     add(app, globals, action);
   }
   try {

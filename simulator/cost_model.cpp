@@ -34,14 +34,12 @@ CommShape commShape(CommKind kind, double full_bytes, std::int64_t n, bool threa
   return {};
 }
 
-CostModel::CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const trace::CostProfile& profile)
-    : graph_(graph), cluster_(cluster), profile_(profile) {
-  if (!cluster.homogeneous())
-    throw Error(ErrorKind::BadInput,
-                fmt::format("has {} node groups; this version costs clusters of one device type",
-                            cluster.groups.size()),
-                "cluster " + cluster.name);
-  const NodeGroup& node = cluster.groups.front();
+CostModel::CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const trace::CostProfile& profile,
+                     std::size_t group)
+    : graph_(graph), cluster_(cluster), profile_(profile), node_(cluster.groups.at(group)) {
+  const NodeGroup& node = node_;
+  for (std::size_t g = 0; g < group; ++g)
+    first_rank_ += cluster.groups[g].num_nodes * cluster.groups[g].devices_per_node;
   cpu_ = node.device.kind == DeviceKind::Cpu;
   checkPeaks(node.device);
   for (int kind = 0; kind < kNumOpKinds; ++kind)
@@ -127,7 +125,7 @@ double CostModel::segmentSeconds(const Segment& segment) const {
     until[i + 1] = until[i] + each;
   }
   for (const MergedComm& comm : segment.comms) {
-    const std::vector<RankId> members = graph_.mesh.members(graph_.mesh.groupOf(comm.group, 0));
+    const std::vector<RankId> members = graph_.mesh.members(graph_.mesh.groupOf(comm.group, first_rank_));
     double each = profile_.task_overhead_s +
                   collectiveSeconds(comm.kind, static_cast<double>(comm.count * sizeOf(comm.dtype)), members);
     if (comm.beside >= 0)
@@ -137,6 +135,38 @@ double CostModel::segmentSeconds(const Segment& segment) const {
   }
   // Ops and communication shorter than the host needs to issue them run at the host's pace.
   return profile_.gpu ? std::max(seconds, calls * profile_.gpu->host_s) : seconds;
+}
+
+std::vector<CostPart> CostModel::segmentParts(SegmentId id) const {
+  const Segment& segment = graph_.segments[static_cast<std::size_t>(id)];
+  std::vector<CostPart> parts;
+  double known = 0;
+  std::vector<double> until(segment.ops.size() + 1, 0);  // as in segmentSeconds
+  trace::GpuConstants gapless = profile_.gpu.value_or(trace::GpuConstants{});
+  gapless.launch_s = 0;
+  for (std::size_t i = 0; i < segment.ops.size(); ++i) {
+    const double times = segment.repeat.empty() ? 1 : static_cast<double>(segment.repeat[i]);
+    const OpCall& call = segment.ops[i];
+    until[i + 1] = until[i] + opSeconds(call);
+    double seconds = profile_.gpu ? gpuOpTime(gapless, context_, call).device_s : opSeconds(call);
+    if (!profile_.gpu) seconds -= fits_[static_cast<std::size_t>(call.op.kind)]->overhead_s;
+    parts.push_back({CostPart::Work, call.op.kind, GroupKind::Tensor, times * seconds});
+    known += times * seconds;
+  }
+  for (const MergedComm& comm : segment.comms) {
+    const std::vector<RankId> members = graph_.mesh.members(graph_.mesh.groupOf(comm.group, first_rank_));
+    double each = collectiveSeconds(comm.kind, static_cast<double>(comm.count * sizeOf(comm.dtype)), members);
+    if (comm.beside >= 0)
+      each = std::max(0.0, each + profile_.task_overhead_s -
+                               (until[static_cast<std::size_t>(comm.beside_end)] -
+                                until[static_cast<std::size_t>(comm.beside)]));
+    const double seconds = static_cast<double>(comm.times) * each;
+    parts.push_back({CostPart::Communication, OpKind::Zero, comm.group, seconds});
+    known += seconds;
+  }
+  const double rest = segment_seconds_[static_cast<std::size_t>(id)] - known;
+  parts.push_back({CostPart::Launch, OpKind::Zero, GroupKind::Tensor, std::max(0.0, rest)});
+  return parts;
 }
 
 double CostModel::cpuCollectiveSeconds(CommKind kind, double bytes, std::int64_t n) const {
@@ -170,7 +200,7 @@ double CostModel::collectiveSeconds(CommKind kind, double bytes, const std::vect
   // Every rank of a node belongs to one such group, all running at the same time: each gets its ranks' share
   // of the node's NICs.
   const double per_node = samePeer(kind) ? 1 : in_first;
-  at.node_sharers = std::max(1.0, cluster_.groups.front().devices_per_node / per_node);
+  at.node_sharers = std::max(1.0, node_.devices_per_node / per_node);
   return sim::collectiveSeconds(fabric_, kind, bytes, at);
 }
 

@@ -37,6 +37,13 @@ struct Use {
   ResourceId resource = -1;
   double demand = 0;
 };
+// A piece of what a compute task is charged.
+struct CostPart {
+  enum Kind : std::uint8_t { Work, Launch, Communication } kind = Work;
+  OpKind op = OpKind::Zero;             // Work
+  GroupKind group = GroupKind::Tensor;  // Communication merged into the task (Stage granularity)
+  double seconds = 0;
+};
 struct TaskCost {
   Ns duration = 0;
   Use use;  // at most one shared resource per member of a task
@@ -50,9 +57,11 @@ CommShape commShape(CommKind kind, double full_bytes, std::int64_t n, bool threa
 
 class CostModel {
  public:
-  // `profile` describes every device (a heterogeneous cluster is not costed by this version; throws
-  // Error{BadInput}). Throws Error{BadInput} when the profile promises more than the device's peak.
-  CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const trace::CostProfile& profile);
+  // Costs as the devices of node group `group` see them; `profile` describes them (cluster_costs.h joins the
+  // groups of a heterogeneous cluster). Throws Error{BadInput} when the profile promises more than the
+  // device's peak.
+  CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const trace::CostProfile& profile,
+            std::size_t group = 0);
 
   const std::vector<Resource>& resources() const { return resources_; }
   TaskCost compute(const RankProgram& program, const Task& task) const;
@@ -64,6 +73,9 @@ class CostModel {
 
   // One op alone; on a GPU without the host's pace, which binds per segment.
   double opSeconds(const OpCall& call) const;
+  // What the segment's seconds are made of: ops without their launch gaps, merged collectives, and launch:
+  // gaps between kernels, the host's pace and the task's overhead. Adds up to what compute() charges.
+  std::vector<CostPart> segmentParts(SegmentId segment) const;
 
  private:
   double cpuCollectiveSeconds(CommKind kind, double bytes, std::int64_t n) const;
@@ -74,6 +86,8 @@ class CostModel {
   const TaskGraph& graph_;
   const ClusterSpec& cluster_;
   const trace::CostProfile& profile_;
+  const NodeGroup& node_;
+  RankId first_rank_ = 0;  // the group's first: its tensor group stands for those of merged collectives
   bool cpu_ = false;
   KernelContext context_;
   Fabric fabric_;

@@ -4,12 +4,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cmath>
 #include <map>
+#include <thread>
 
-#include "core/json.h"
 #include "core/lower.h"
 #include "core/memory_plan.h"
+#include "simulator/cluster_costs.h"
 
 namespace bmt::sim {
 namespace {
@@ -32,12 +35,18 @@ const char* axisOf(TaskKind kind) {
 }
 
 void fillMemory(Report& report, const TaskGraph& graph, const ClusterSpec& cluster) {
-  const NodeGroup& node = cluster.groups.front();
-  report.device_memory = node.device.memory;
   std::map<std::int32_t, StageMemory> worst;
   std::map<std::int32_t, Bytes> per_node;
+  report.device_memory = cluster.groupOf(graph.ranks.front().rank).device.memory;
   for (const RankProgram& program : graph.ranks) {
     const MemoryUse use = memoryUse(program);
+    const NodeGroup& group = cluster.groupOf(program.rank);
+    const double share = static_cast<double>(program.arena) / static_cast<double>(group.device.memory);
+    if (share > report.memory_share) {
+      report.memory_share = share;
+      report.device_memory = group.device.memory;
+      report.worst_rank = program.rank;
+    }
     StageMemory& stage = worst[program.coord.pp];
     per_node[cluster.nodeOf(program.rank)] += program.arena;
     if (program.arena <= stage.total) continue;
@@ -50,16 +59,15 @@ void fillMemory(Report& report, const TaskGraph& graph, const ClusterSpec& clust
     report.memory.push_back(stage);
     report.peak_memory = std::max(report.peak_memory, stage.total);
   }
-  report.memory_share = static_cast<double>(report.peak_memory) / static_cast<double>(report.device_memory);
-  report.fits = report.memory_share <= 1;
   // Ranks on a CPU share their node's memory.
-  if (node.device.kind == DeviceKind::Cpu && graph.selection == RankSelection::All) {
+  const NodeGroup& node = cluster.groupOf(report.worst_rank);
+  if (cluster.homogeneous() && node.device.kind == DeviceKind::Cpu && graph.selection == RankSelection::All) {
     Bytes most = 0;
     for (const auto& [index, bytes] : per_node) most = std::max(most, bytes);
     report.memory_share =
         static_cast<double>(most) / static_cast<double>(node.device.memory * node.devices_per_node);
-    report.fits = report.memory_share <= 1;
   }
+  report.fits = report.memory_share <= 1;
 }
 
 void fillComm(Report& report, const trace::Trace& t, std::size_t num_ranks) {
@@ -96,30 +104,52 @@ void fillComm(Report& report, const trace::Trace& t, std::size_t num_ranks) {
   }
 }
 
-// Walks back from the last task through the causes; every nanosecond of the step falls into one.
-void fillCriticalPath(Report& report, const trace::Trace& t) {
-  std::map<RankId, std::size_t> first;
-  for (std::size_t i = t.spans.size(); i-- > 0;) first[t.spans[i].rank] = i;
-  const auto last =
-      std::max_element(t.spans.begin(), t.spans.end(),
-                       [](const trace::Span& a, const trace::Span& b) { return a.end < b.end; });
-  if (last == t.spans.end()) return;
+void fillCriticalPath(Report& report, const trace::Trace& t, bool tasks) {
+  std::vector<CriticalTask> path = criticalPath(t);
   std::map<std::string, double> seconds;
-  const trace::Span* span = &*last;
-  Ns upper = t.step_time;
-  while (span != nullptr) {
-    const std::string cause = span->kind == TaskKind::PipeComm || axisOf(span->kind) == nullptr
-                                  ? std::string(toString(span->kind))
-                                  : std::string(axisOf(span->kind)) + "_comm";
-    seconds[cause] += toSeconds(upper - span->start);
-    upper = span->start;
-    if (span->cause.task < 0) break;
-    span = &t.spans[first.at(span->cause.rank) + static_cast<std::size_t>(span->cause.task)];
-    if (span->end < upper) seconds["waiting"] += toSeconds(upper - span->end);
-    upper = std::min(upper, span->end);
-  }
-  if (upper > 0) seconds["waiting"] += toSeconds(upper);
+  for (const CriticalTask& task : path) seconds[task.cause] += toSeconds(task.end - task.begin);
   report.critical_path.assign(seconds.begin(), seconds.end());
+  if (tasks) report.critical_tasks = std::move(path);
+}
+
+// FLOP/s of all ranks together at `type`; 0 when a device has no such peak.
+double clusterPeak(const ClusterSpec& cluster, const Plan& plan,
+                   const std::vector<trace::CostProfile>& profiles) {
+  double sum = 0;
+  for (std::size_t g = 0; g < cluster.groups.size(); ++g) {
+    const NodeGroup& node = cluster.groups[g];
+    double peak = peakFlops(node.device, plan.precision);
+    if (node.device.kind == DeviceKind::Cpu) {
+      const double cores = profiles[g].cores > 0 ? profiles[g].cores : node.cores_per_node;
+      peak = profiles[g].core_peak_flops * std::min(1.0, cores / node.devices_per_node);
+    }
+    if (!(peak > 0)) return 0;
+    sum += peak * node.num_nodes * node.devices_per_node;
+  }
+  return sum;
+}
+
+JitterResult playJitter(const TaskGraph& graph, const CostTable& costs,
+                        const std::vector<Resource>& resources, const SimulateOptions& o) {
+  std::vector<double> steps(static_cast<std::size_t>(o.draws));
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < steps.size(); i = next++) {
+      const CostTable drawn = withJitter(graph, costs, o.jitter, o.seed, static_cast<std::int64_t>(i));
+      steps[i] = toSeconds(simulate(graph, drawn, resources).trace.step_time);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int j = 1; j < o.jobs; ++j) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  std::sort(steps.begin(), steps.end());
+  JitterResult result{o.jitter, o.draws, o.seed, 0, 0, steps.front(), steps.back()};
+  for (const double step : steps) result.mean_s += step / static_cast<double>(o.draws);
+  // Nearest rank: the smallest step that at least 95 % of the draws do not exceed.
+  const auto rank = static_cast<std::size_t>(std::ceil(0.95 * static_cast<double>(o.draws)));
+  result.p95_s = steps[rank - 1];
+  return result;
 }
 
 }  // namespace
@@ -136,35 +166,62 @@ double hardwareFlopsPerStep(const ModelSpec& model, const Plan& plan) {
   return head + (flops - head) * 4 / 3;
 }
 
+std::string whyNotFolded(const ClusterSpec& cluster, const Plan& plan) {
+  if (!cluster.homogeneous()) return fmt::format("the cluster has {} node groups", cluster.groups.size());
+  if (!cluster.slow_devices.empty()) return "a device is slow";
+  if (!cluster.slow_links.empty()) return "a link is slow";
+  if (!plan.batch_shares.empty()) return "replicas have unequal shares of the batch";
+  // Ranks that share cores slow each other: one representative per stage would not see that.
+  if (cluster.groups.front().device.kind == DeviceKind::Cpu) return "ranks share the cores of a node";
+  return {};
+}
+
 Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan,
                         const trace::CostProfile& profile, RankSelection selection, Granularity granularity) {
+  SimulateOptions options;
+  if (whyNotFolded(cluster, plan).empty()) options.selection = selection;
+  options.granularity = granularity;
+  return simulatePlan(model, cluster, plan, std::vector<trace::CostProfile>(cluster.groups.size(), profile),
+                      options);
+}
+
+Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan,
+                        const std::vector<trace::CostProfile>& profiles, const SimulateOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  // Ranks that share cores slow each other: one representative per stage would not see that.
-  const NodeGroup& node = cluster.groups.front();
-  if (node.device.kind == DeviceKind::Cpu) selection = RankSelection::All;
-  const TaskGraph graph = lower(model, cluster, plan, selection, granularity);
-  const CostModel costs(graph, cluster, profile);
-  SimResult played = simulate(graph, costTable(graph, costs), costs.resources());
+  std::string differ = whyNotFolded(cluster, plan);
+  if (differ.empty() && options.jitter > 0) differ = "jitter differs from rank to rank";
+  if (!differ.empty() && options.selection == RankSelection::Folded)
+    throw Error(ErrorKind::BadInput,
+                fmt::format("one rank per stage cannot stand for the others: {}; play all ranks", differ),
+                "ranks");
+  if (!cluster.slow_links.empty() && options.granularity == Granularity::Stage)
+    throw Error(ErrorKind::BadInput, "slow links need layer granularity: stages merge their collectives",
+                "granularity");
+  const RankSelection selection =
+      options.selection.value_or(differ.empty() ? RankSelection::Folded : RankSelection::All);
+  const TaskGraph graph = lower(model, cluster, plan, selection, options.granularity);
+  const ClusterCosts costs(graph, cluster, profiles);
+  const CostTable table = costs.table();
+  SimResult played = simulate(graph, table, costs.resources());
 
   Simulation result;
   Report& r = result.report;
   r.model = model.name;
   r.cluster = cluster.name;
   r.plan = planToText(plan);
-  r.profile = fmt::format("{} ({})", profile.name, profile.measured ? "measured" : "assumed");
+  for (const trace::CostProfile& profile : profiles) {
+    const std::string name = fmt::format("{} ({})", profile.name, profile.measured ? "measured" : "assumed");
+    if (r.profile.find(name) == std::string::npos) r.profile += (r.profile.empty() ? "" : ", ") + name;
+  }
   played.trace.cluster = cluster.name;
-  played.trace.profile = profile.name;
+  played.trace.profile = r.profile;
   r.step_time_s = toSeconds(played.trace.step_time);
   const double devices = plan.numRanks();
   r.tokens_per_s = static_cast<double>(plan.global_batch * model.seq_len) / r.step_time_s;
   r.tokens_per_s_per_device = r.tokens_per_s / devices;
   const double flops_per_device_s = modelFlopsPerStep(model, plan, false) / r.step_time_s / devices;
   r.model_tflops_per_device = flops_per_device_s * 1e-12;
-  double peak = peakFlops(node.device, plan.precision);
-  if (node.device.kind == DeviceKind::Cpu) {
-    const double cores = profile.cores > 0 ? profile.cores : node.cores_per_node;
-    peak = profile.core_peak_flops * std::min(1.0, cores / node.devices_per_node);
-  }
+  const double peak = clusterPeak(cluster, plan, profiles) / devices;
   if (peak > 0) {
     r.mfu = flops_per_device_s / peak;
     r.mfu_causal = modelFlopsPerStep(model, plan, true) / r.step_time_s / devices / peak;
@@ -176,124 +233,47 @@ Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, cons
               "the prediction is {:.0f} % of peak ({} per device of {}), which is impossible; the profile "
               "does not fit this device",
               100 * r.mfu_causal, formatRate(flops_per_device_s, "FLOP"), formatRate(peak, "FLOP")),
-          "profile " + profile.name);
+          "profile " + r.profile);
   }
   r.shares = trace::stepShares(played.trace);
   fillMemory(r, graph, cluster);
   fillComm(r, played.trace, graph.ranks.size());
-  fillCriticalPath(r, played.trace);
+  fillCriticalPath(r, played.trace, options.critical_tasks);
+  if (options.explain) {
+    const CostTable healthy = costs.healthy();
+    r.explanation = explain(
+        graph, played.trace,
+        [&](std::size_t rank, TaskId task) {
+          const auto t = static_cast<std::size_t>(task);
+          return TaskCostParts{healthy[rank][t].duration, table[rank][t].duration};
+        },
+        [&](RankId rank, SegmentId segment) { return costs.partsOf(rank, segment); });
+  }
+  if (options.jitter > 0) r.jitter = playJitter(graph, table, costs.resources(), options);
   r.num_ranks = static_cast<std::int64_t>(graph.ranks.size());
   r.num_tasks = played.num_tasks;
   r.num_events = played.num_events;
   r.warnings = costs.warnings();
+  for (const NodeGroup& group : cluster.groups) r.executed = r.executed && group.device.executed;
+  const NodeGroup& node = cluster.groupOf(r.worst_rank);
   if (!r.fits)
-    r.warnings.push_back(node.device.kind == DeviceKind::Cpu
-                             ? fmt::format("does not fit: the ranks of one node need {:.0f} % of its {}",
-                                           100 * r.memory_share,
-                                           formatBytes(r.device_memory * node.devices_per_node))
-                             : fmt::format("does not fit: the worst device needs {} of {}",
-                                           formatBytes(r.peak_memory), formatBytes(r.device_memory)));
+    r.warnings.push_back(
+        cluster.homogeneous() && node.device.kind == DeviceKind::Cpu
+            ? fmt::format("does not fit: the ranks of one node need {:.0f} % of its {}", 100 * r.memory_share,
+                          formatBytes(r.device_memory * node.devices_per_node))
+        : cluster.homogeneous()
+            ? fmt::format("does not fit: the worst device needs {} of {}", formatBytes(r.peak_memory),
+                          formatBytes(r.device_memory))
+            : fmt::format("does not fit: rank {} needs {:.0f} % of the {} of its {}", r.worst_rank,
+                          100 * r.memory_share, formatBytes(r.device_memory), node.device.name));
   result.trace = std::move(played.trace);
   r.simulate_wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }
 
-std::string reportToJson(const Report& r) {
-  Json json;
-  json["schema"] = "bmtrain.report/1";
-  json["model"] = r.model;
-  json["cluster"] = r.cluster;
-  json["plan"] = r.plan;
-  json["profile"] = r.profile;
-  json["fits"] = r.fits;
-  json["step_time_s"] = r.step_time_s;
-  json["tokens_per_s"] = r.tokens_per_s;
-  json["tokens_per_s_per_device"] = r.tokens_per_s_per_device;
-  json["model_tflops_per_device"] = r.model_tflops_per_device;
-  json["mfu"] = r.mfu;
-  json["mfu_causal"] = r.mfu_causal;
-  json["hfu"] = r.hfu;
-  json["bubble_fraction"] = r.shares.bubble;
-  json["exposed_comm_fraction"] = r.shares.exposed;
-  json["compute_fraction"] = r.shares.compute;
-  json["peak_memory_bytes"] = r.peak_memory;
-  json["memory"] = Json::array();
-  const auto kind = [](const StageMemory& m, BufferKind k) { return m.by_kind[static_cast<std::size_t>(k)]; };
-  for (const StageMemory& m : r.memory) {
-    json["memory"].push_back(
-        {{"stage", m.stage},
-         {"weights", kind(m, BufferKind::Weights)},
-         {"gradients", kind(m, BufferKind::Gradients)},
-         {"optimizer", kind(m, BufferKind::Optimizer)},
-         {"activations", kind(m, BufferKind::Activations)},
-         {"buffers",
-          kind(m, BufferKind::Workspace) + kind(m, BufferKind::Communication) + kind(m, BufferKind::Input)},
-         {"overhead", m.overhead},
-         {"total", m.total}});
-  }
-  json["comm"] = Json::array();
-  for (const AxisComm& c : r.comm)
-    json["comm"].push_back({{"axis", c.axis},
-                            {"bytes_per_rank", c.bytes_per_rank},
-                            {"time_s", c.time_s},
-                            {"exposed_s", c.exposed_s}});
-  json["critical_path"] = Json::object();
-  for (const auto& [cause, seconds] : r.critical_path) json["critical_path"][cause] = seconds;
-  json["num_ranks_simulated"] = r.num_ranks;
-  json["num_tasks"] = r.num_tasks;
-  json["num_events"] = r.num_events;
-  json["simulate_wall_s"] = r.simulate_wall_s;
-  json["warnings"] = r.warnings;
-  return json.dump(2) + "\n";
-}
+namespace {
 
-std::string reportToText(const Report& r) {
-  std::string out =
-      fmt::format("{} on {}\n  plan     {}\n  profile  {}\n\n", r.model, r.cluster, r.plan, r.profile);
-  out += fmt::format("predicted step      {:>12}   {} tokens/s ({} per device)\n",
-                     formatDuration(r.step_time_s), static_cast<std::int64_t>(r.tokens_per_s),
-                     static_cast<std::int64_t>(r.tokens_per_s_per_device));
-  out += fmt::format("model FLOP/s        {:>12}   per device{}\n",
-                     formatRate(r.model_tflops_per_device * 1e12, "FLOP"),
-                     r.mfu > 0 ? fmt::format(", MFU {:.1f} % ({:.1f} % with causal attention halved)",
-                                             100 * r.mfu, 100 * r.mfu_causal)
-                               : std::string(", peak unknown"));
-  out += fmt::format(
-      "compute             {:>11.1f} %   bubble {:.1f} %, exposed communication {:.1f} % (means over "
-      "ranks)\n",
-      100 * r.shares.compute, 100 * r.shares.bubble, 100 * r.shares.exposed);
-  out += fmt::format("peak memory         {:>12}   of {} per device: {}\n", formatBytes(r.peak_memory),
-                     formatBytes(r.device_memory), r.fits ? "fits" : "DOES NOT FIT");
-  out += "\nmemory per stage       weights  gradients  optimizer activations    buffers      total\n";
-  for (const StageMemory& m : r.memory) {
-    const auto cell = [&](BufferKind k) { return formatBytes(m.by_kind[static_cast<std::size_t>(k)]); };
-    Bytes buffers = m.overhead;
-    for (const BufferKind k : {BufferKind::Workspace, BufferKind::Communication, BufferKind::Input})
-      buffers += m.by_kind[static_cast<std::size_t>(k)];
-    out += fmt::format("  stage {:<4} {:>16} {:>10} {:>10} {:>11} {:>10} {:>10}\n", m.stage,
-                       cell(BufferKind::Weights), cell(BufferKind::Gradients), cell(BufferKind::Optimizer),
-                       cell(BufferKind::Activations), formatBytes(buffers), formatBytes(m.total));
-  }
-  if (!r.comm.empty()) {
-    out += "\ncommunication        bytes per rank    running    exposed\n";
-    for (const AxisComm& c : r.comm)
-      out += fmt::format("  {:<16} {:>16} {:>10} {:>10}\n", c.axis,
-                         formatBytes(static_cast<Bytes>(c.bytes_per_rank)), formatDuration(c.time_s),
-                         formatDuration(c.exposed_s));
-  }
-  out += "\ncritical path\n";
-  for (const auto& [cause, seconds] : r.critical_path)
-    out += fmt::format("  {:<16} {:>12} {:>6.1f} %\n", cause, formatDuration(seconds),
-                       100 * seconds / r.step_time_s);
-  for (const std::string& warning : r.warnings) out += "warning: " + warning + "\n";
-  out += fmt::format("\n{} ranks, {} tasks simulated in {}\n", r.num_ranks, r.num_tasks,
-                     formatDuration(r.simulate_wall_s));
-  return out;
-}
-
-trace::CostProfile chooseProfile(const ClusterSpec& cluster, const std::string& path) {
-  if (!path.empty()) return trace::loadProfile(path);
-  const DeviceSpec& device = cluster.groups.front().device;
+trace::CostProfile deviceProfile(const DeviceSpec& device) {
   if (device.kind != DeviceKind::Cpu)
     return trace::shippedProfile(device.name).value_or(trace::datasheetProfile(device));
   const std::string local = trace::localProfilePath();
@@ -303,6 +283,25 @@ trace::CostProfile chooseProfile(const ClusterSpec& cluster, const std::string& 
                                                  "'bmtrain calibrate' once, or give --profile",
                                                  local));
   return trace::loadProfile(local);
+}
+
+}  // namespace
+
+trace::CostProfile chooseProfile(const ClusterSpec& cluster, const std::string& path) {
+  if (!path.empty()) return trace::loadProfile(path);
+  return deviceProfile(cluster.groups.front().device);
+}
+
+std::vector<trace::CostProfile> chooseProfiles(const ClusterSpec& cluster, const std::string& path) {
+  if (!path.empty() && !cluster.homogeneous())
+    throw Error(
+        ErrorKind::BadInput,
+        fmt::format("one profile cannot describe {} node groups; leave --profile out", cluster.groups.size()),
+        "profile " + path);
+  if (!path.empty()) return {trace::loadProfile(path)};
+  std::vector<trace::CostProfile> profiles;
+  for (const NodeGroup& group : cluster.groups) profiles.push_back(deviceProfile(group.device));
+  return profiles;
 }
 
 }  // namespace bmt::sim

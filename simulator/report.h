@@ -3,12 +3,15 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/cluster_spec.h"
 #include "core/task_graph.h"
 #include "simulator/engine.h"
+#include "simulator/explain.h"
+#include "simulator/goodput.h"
 #include "traces/cost_profile.h"
 #include "traces/shares.h"
 
@@ -28,6 +31,14 @@ struct AxisComm {
   double exposed_s = 0;       // of it, time in which the rank computes nothing
 };
 
+// Steps under random task durations (cluster_costs.h).
+struct JitterResult {
+  double sigma = 0;
+  std::int64_t draws = 0;
+  std::uint64_t seed = 0;
+  double mean_s = 0, p95_s = 0, min_s = 0, max_s = 0;
+};
+
 struct Report {
   std::string model, cluster, plan, profile;
   bool fits = true;
@@ -36,11 +47,17 @@ struct Report {
   double mfu = 0, mfu_causal = 0, hfu = 0;
   trace::Shares shares;
   Bytes peak_memory = 0, device_memory = 0;
+  RankId worst_rank = 0;  // the rank whose memory is fullest
   double memory_share =
       0;  // peak over what is there: of the worst device, or of the CPU node its ranks share
   std::vector<StageMemory> memory;
   std::vector<AxisComm> comm;
   std::vector<std::pair<std::string, double>> critical_path;  // seconds by cause; adds up to the step
+  std::vector<CriticalTask> critical_tasks;                   // when asked for
+  std::optional<Explanation> explanation;                     // when asked for
+  std::optional<JitterResult> jitter;                         // when asked for
+  std::optional<TrainingRun> training;                        // when the number of tokens is known
+  bool executed = true;  // false: a device of the cluster is simulated only
   std::int64_t num_ranks = 0, num_tasks = 0, num_events = 0;
   double simulate_wall_s = 0;
   std::vector<std::string> warnings;
@@ -50,6 +67,21 @@ struct Simulation {
   Report report;
   trace::Trace trace;
 };
+
+struct SimulateOptions {
+  // Empty: one rank per stage where ranks are alike, all elsewhere. Folded where they differ is refused.
+  std::optional<RankSelection> selection;
+  Granularity granularity = Granularity::Layer;
+  bool explain = false, critical_tasks = false;
+  double jitter = 0;  // sigma of the lognormal factor of every duration
+  std::int64_t draws = 20;
+  std::uint64_t seed = 1;
+  int jobs = 1;
+};
+
+// `profiles`: one per node group of the cluster.
+Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan,
+                        const std::vector<trace::CostProfile>& profiles, const SimulateOptions& options);
 
 // Lowers, costs and plays one legal plan. Throws Error{BadInput} for an inconsistent profile and when the
 // prediction exceeds 100 % of peak.
@@ -69,5 +101,10 @@ std::string reportToText(const Report& report);
 // The profile a command uses: the file, else the machine's calibrated one for `local` clusters, else the
 // device's datasheet.
 trace::CostProfile chooseProfile(const ClusterSpec& cluster, const std::string& path);
+// The same for every node group; a file is for clusters of one device type.
+std::vector<trace::CostProfile> chooseProfiles(const ClusterSpec& cluster, const std::string& path);
+
+// Why ranks of the plan on this cluster are not alike; empty = they are.
+std::string whyNotFolded(const ClusterSpec& cluster, const Plan& plan);
 
 }  // namespace bmt::sim
