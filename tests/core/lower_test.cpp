@@ -41,7 +41,8 @@ TEST_P(LowerProperty, VerifiesAndEveryMicrobatchRunsForwardThenBackward) {
       if (task.slot.phase == Phase::F) last_f = t;
       if (task.slot.phase == Phase::B && first_b < 0) first_b = t;
     }
-    EXPECT_EQ(last_f_first_b.size(), static_cast<std::size_t>(c.plan.chunks * c.plan.numMicrobatches()));
+    const std::int64_t microbatches = c.plan.microbatchesOf(program.coord.dp);
+    EXPECT_EQ(last_f_first_b.size(), static_cast<std::size_t>(c.plan.chunks * microbatches));
     for (const auto& [key, tasks] : last_f_first_b) EXPECT_LT(tasks.first, tasks.second);
     EXPECT_GE(program.arena, memoryUse(program).peak_live);
   }
