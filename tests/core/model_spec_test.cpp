@@ -113,7 +113,7 @@ TEST(HfConfig, Qwen2HasBiasOnlyOnQueryKeyValue) {
 
 TEST(HfConfig, RefusesWhatItCannotRepresent) {
   for (const char* text :
-       {R"({"model_type": "mamba"})",                                          //
+       {R"({"model_type": "mamba"})",                                       //
         R"({"model_type": "gpt2", "activation_function": "gelu_banana"})",  //
         R"({"model_type": "opt", "do_layer_norm_before": false})",          //
         R"({"model_type": "gpt2", "n_layer": "twelve"})", R"([1, 2])", R"({"model_type": )"}) {

@@ -327,6 +327,9 @@ TEST(CostModel, CollectiveShapesMatchTheClosedForms) {
   EXPECT_NEAR(ms(CommKind::AllGather, 8), 37.62, 0.01);
   EXPECT_NEAR(ms(CommKind::ReduceScatter, 1024), 48.02, 0.01);
   EXPECT_NEAR(ms(CommKind::Send, 2), 42.95, 0.01);
+  EXPECT_NEAR(ms(CommKind::AllToAll, 1024), 42.91, 0.01);
+  // FACTS section 1.6: dispatch of s 4096, h 7168, k 8 over ep 64 at 45 GB/s: 10.3 ms.
+  EXPECT_NEAR(commShape(CommKind::AllToAll, 2.0 * 4096 * 7168 * 8, 64, false).bytes / 45e9, 10.3e-3, 5e-5);
 }
 
 TEST(CostModel, RefusesAProfileAbovePeak) {

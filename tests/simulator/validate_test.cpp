@@ -58,6 +58,22 @@ TEST(MeasuredRun, TurnsThroughputIntoTimeByTheSourcesConvention) {
   EXPECT_NEAR(*runOf(start + "250,,,,,").step_s, b * s / 250 / 3072, 1e-9);
 }
 
+TEST(MeasuredRun, TakesExpertsFromThePublishedModelAndOverlapFromTheNotes) {
+  // NVIDIA/dgxc-benchmarking, Grok-1 on 1,024 H100; the notes column of another row of the source.
+  const MeasuredRun run = runOf(
+      "dgxc-195,Grok-1-314B MoE (8 experts top-2),64,6144,48,8,32768,128256,8192,314,H100-SXM5-80GB,1024,8,"
+      "NVLink4 900 GB/s bidir,8x 400 Gb/s InfiniBand per "
+      "node,bf16,4,8,16,2,8,8,interleaved-1f1b,1,yes,1,2048,"
+      "none,yes,21,,,,,,TP comm overlap on; DP overlap on.");
+  EXPECT_EQ(run.skip, "");
+  EXPECT_EQ(run.model.experts, 8);
+  EXPECT_EQ(run.model.top_k, 2);
+  EXPECT_EQ(run.model.layers, 64);
+  EXPECT_EQ(run.plan.ep, 8);
+  EXPECT_EQ(run.plan.cp, 2);
+  EXPECT_TRUE(run.plan.tp_overlap);
+}
+
 TEST(MeasuredRun, SkipsOnlyForAReason) {
   const std::string start =
       "x-1,GPT,24,2048,16,16,8192,50257,2048,,A100-SXM4-80GB,8,8,NVLink,,bf16,1,1,8,1,1,1,none,";
