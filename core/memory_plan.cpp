@@ -239,19 +239,19 @@ class Planner {
   Bytes top_ = 0;
 };
 
-std::vector<std::pair<TaskId, std::pair<std::size_t, Bytes>>> changes(const RankProgram& program) {
-  // (task, (kind, +bytes at its start or -bytes after its end)), the latter under task + 1.
-  std::vector<std::pair<TaskId, std::pair<std::size_t, Bytes>>> list;
+// Calls change(task, kind, bytes): bytes > 0 that live from the start of `task` on, or < 0 that are free from
+// then on, which may be one past the last task.
+template <typename Change>
+void forEachChange(const RankProgram& program, const Change& change) {
   for (const Buffer& buffer : program.buffers) {
     const auto kind = static_cast<std::size_t>(buffer.kind);
     if (buffer.persistent || buffer.first_task < 0) {
-      list.push_back({0, {kind, buffer.bytes}});
+      change(std::size_t{0}, kind, buffer.bytes);
     } else {
-      list.push_back({buffer.first_task, {kind, buffer.bytes}});
-      list.push_back({buffer.last_task + 1, {kind, -buffer.bytes}});
+      change(static_cast<std::size_t>(buffer.first_task), kind, buffer.bytes);
+      change(static_cast<std::size_t>(buffer.last_task) + 1, kind, -buffer.bytes);
     }
   }
-  return list;
 }
 
 }  // namespace
@@ -269,8 +269,7 @@ void planMemory(RankProgram& program) {
 
 std::vector<std::array<Bytes, kNumBufferKinds>> liveBytesByTask(const RankProgram& program) {
   std::vector<std::array<Bytes, kNumBufferKinds>> live(program.tasks.size() + 1);
-  for (const auto& [task, change] : changes(program))
-    live[static_cast<std::size_t>(task)][change.first] += change.second;
+  forEachChange(program, [&](std::size_t task, std::size_t kind, Bytes bytes) { live[task][kind] += bytes; });
   for (std::size_t t = 1; t < live.size(); ++t) {
     for (std::size_t kind = 0; kind < live[t].size(); ++kind) live[t][kind] += live[t - 1][kind];
   }
@@ -281,13 +280,23 @@ std::vector<std::array<Bytes, kNumBufferKinds>> liveBytesByTask(const RankProgra
 MemoryUse memoryUse(const RankProgram& program) {
   MemoryUse use;
   use.arena = program.arena;
-  for (const auto& live : liveBytesByTask(program)) {
-    Bytes total = 0;
-    for (const Bytes bytes : live) total += bytes;
+  if (program.tasks.empty()) return use;
+  // The sum over kinds finds the peak; the kinds are only told apart there. A sweep asks for nothing else.
+  std::vector<Bytes> change(program.tasks.size() + 1);
+  forEachChange(program, [&](std::size_t task, std::size_t, Bytes bytes) { change[task] += bytes; });
+  Bytes total = 0;
+  std::size_t peak = 0;
+  for (std::size_t t = 0; t < program.tasks.size(); ++t) {
+    total += change[t];
     if (total > use.peak_live) {
       use.peak_live = total;
-      use.at_peak = live;
+      peak = t;
     }
+  }
+  if (use.peak_live > 0) {
+    forEachChange(program, [&](std::size_t task, std::size_t kind, Bytes bytes) {
+      if (task <= peak) use.at_peak[kind] += bytes;
+    });
   }
   return use;
 }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numbers>
+#include <tuple>
 
 namespace bmt::sim {
 namespace {
@@ -68,26 +70,37 @@ double ClusterCosts::linkFactor(const Comm& comm) const {
   return factor;
 }
 
+// The slowest of the device types that take part decides.
+TaskCost ClusterCosts::communication(const RankProgram& program, const Comm& comm) const {
+  const std::size_t own = groupOf(program.rank);
+  TaskCost cost = models_[own]->communication(program, comm);
+  if (models_.size() == 1) return cost;
+  for (const RankId member : graph_.mesh.members(comm.group)) {
+    const std::size_t other = groupOf(member);
+    if (other != own)
+      cost.duration = std::max(cost.duration, models_[other]->communication(program, comm).duration);
+  }
+  return cost;
+}
+
 CostTable ClusterCosts::healthy() const {
   CostTable costs(graph_.ranks.size());
   for (std::size_t r = 0; r < graph_.ranks.size(); ++r) {
     const RankProgram& program = graph_.ranks[r];
     const std::size_t own = groupOf(program.rank);
     costs[r].reserve(program.tasks.size());
+    // A rank repeats few different communications, one per micro-batch and layer: each is priced once.
+    // Neither sequence number nor buffers change the cost.
+    std::map<std::tuple<CommKind, GroupId, std::int64_t, DType>, TaskCost> known;
     for (const Task& task : program.tasks) {
       TaskCost cost;
       if (task.comm < 0) {
         cost = models_[own]->compute(program, task);
       } else {
         const Comm& comm = program.comms[static_cast<std::size_t>(task.comm)];
-        cost = models_[own]->communication(program, comm);
-        if (models_.size() > 1) {
-          for (const RankId member : graph_.mesh.members(comm.group)) {
-            const std::size_t other = groupOf(member);
-            if (other != own)
-              cost.duration = std::max(cost.duration, models_[other]->communication(program, comm).duration);
-          }
-        }
+        const auto [entry, inserted] = known.try_emplace({comm.kind, comm.group, comm.count, comm.dtype});
+        if (inserted) entry->second = communication(program, comm);
+        cost = entry->second;
       }
       if (cost.use.resource >= 0) cost.use.resource += first_resource_[own];
       costs[r].push_back(cost);

@@ -30,6 +30,7 @@ class ClusterCosts {
 
  private:
   std::size_t groupOf(RankId rank) const { return group_of_rank_[static_cast<std::size_t>(rank)]; }
+  TaskCost communication(const RankProgram& program, const Comm& comm) const;
   double linkFactor(const Comm& comm) const;
 
   const TaskGraph& graph_;
