@@ -23,11 +23,13 @@ void raise(LaneTasks& into, const LaneTasks& from) {
   for (std::size_t lane = 0; lane < into.size(); ++lane) into[lane] = std::max(into[lane], from[lane]);
 }
 
-// The last task of every lane that uses each buffer.
-std::vector<LaneTasks> usersOfBuffers(const RankProgram& program) {
+// The last task, or the first, of every lane that uses each buffer.
+std::vector<LaneTasks> usersOfBuffers(const RankProgram& program, bool first = false) {
   std::vector<LaneTasks> users(program.buffers.size(), kNone);
   const auto use = [&](BufferId buffer, TaskId task, std::size_t lane) {
-    if (buffer >= 0) users[static_cast<std::size_t>(buffer)][lane] = task;
+    if (buffer < 0) return;
+    TaskId& user = users[static_cast<std::size_t>(buffer)][lane];
+    if (!first || user < 0) user = task;
   };
   for (TaskId t = 0; t < static_cast<TaskId>(program.tasks.size()); ++t) {
     const Task& task = program.tasks[static_cast<std::size_t>(t)];
@@ -130,6 +132,17 @@ class Planner {
       begins[static_cast<std::size_t>(buffer.first_task)].push_back(id);
       ends[static_cast<std::size_t>(buffer.last_task)].push_back(id);
     }
+    // A buffer's later lanes need the same care as its first user, who says nothing of them.
+    std::vector<std::vector<BufferId>> joins(num_tasks);
+    const std::vector<LaneTasks> first = usersOfBuffers(program_, true);
+    for (std::size_t id = 0; id < first.size(); ++id) {
+      if (program_.buffers[id].persistent) continue;
+      for (const TaskId task : first[id]) {
+        if (task > program_.buffers[id].first_task)
+          joins[static_cast<std::size_t>(task)].push_back(static_cast<BufferId>(id));
+      }
+    }
+    took_over_.assign(program_.buffers.size(), kNone);
     clocks_.assign(num_tasks, kNone);
     added_.resize(num_tasks);
     LaneTasks last_on_lane = kNone;
@@ -145,6 +158,7 @@ class Planner {
       for (const TaskId dep : program_.depsOf(task)) follow(clock, dep);
       releaseQuarantine();
       for (const BufferId id : begins[t]) place(id, t, clock);
+      for (const BufferId id : joins[t]) followUsers(took_over_[static_cast<std::size_t>(id)], t, clock);
       last_on_lane[laneOf(task)] = static_cast<TaskId>(t);
       for (const BufferId id : ends[t]) release(id);
     }
@@ -203,8 +217,13 @@ class Planner {
     if (!range) range = FreeList::Range{top_, 0, kNone};
     buffer.offset = range->offset;
     top_ = std::max(top_, buffer.offset + size);
-    for (std::size_t lane = 0; lane < range->users.size(); ++lane) {
-      const TaskId user = range->users[lane];
+    took_over_[static_cast<std::size_t>(id)] = range->users;
+    followUsers(range->users, task, clock);
+  }
+
+  void followUsers(const LaneTasks& users, std::size_t task, LaneTasks& clock) {
+    for (std::size_t lane = 0; lane < users.size(); ++lane) {
+      const TaskId user = users[lane];
       if (user < 0 || lane == laneOf(program_.tasks[task]) || clock[lane] >= user) continue;
       added_[task].push_back(user);
       follow(clock, user);
@@ -230,6 +249,7 @@ class Planner {
 
   RankProgram& program_;
   std::vector<LaneTasks> users_;
+  std::vector<LaneTasks> took_over_;  // per buffer: the last users of the memory it lies in
   std::vector<LaneTasks> clocks_;
   std::vector<std::vector<TaskId>> added_;
   std::vector<Quarantined> quarantine_;
