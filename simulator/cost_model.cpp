@@ -59,6 +59,7 @@ CostModel::CostModel(const TaskGraph& graph, const ClusterSpec& cluster, const t
     // A profile of measured op kinds alone says nothing of links: those come from the datasheet.
     const trace::GpuConstants gpu = profile.gpu ? *profile.gpu : *trace::datasheetProfile(node.device).gpu;
     if (!profile.gpu) warnings_.push_back("link and NIC efficiencies are assumed: the profile has none");
+    if (graph.plan.dp > 1 && graph.plan.overlap_grad) compute_share_ = gpu.comm_share;
     fabric_ = makeFabric(node, cluster.oversubscription, gpu);
   }
   if (!profile.measured) warnings_.push_back("costs are assumed, not measured: " + profile.source);
@@ -208,6 +209,9 @@ TaskCost CostModel::compute(const RankProgram& program, const Task& task) const 
   TaskCost cost;
   cost.duration = fromSeconds(segment_seconds_[static_cast<std::size_t>(task.segment)]);
   if (cpu_) cost.use = {cluster_.nodeOf(program.rank), 1.0};
+  // A collective beside compute takes some of the device's SMs and memory bandwidth: both then run at 1 / (1
+  // + share) of their speed (measured so by Hetu-Galvatron). Only plans that overlap need the resource.
+  if (!cpu_ && compute_share_ > 0) cost.use = {program.rank, compute_share_};
   return cost;
 }
 
@@ -230,7 +234,8 @@ TaskCost CostModel::communication(const RankProgram& program, const Comm& comm) 
     // Each member copies on its own thread; a sender only waits.
     if (comm.kind != CommKind::Send) cost.use = {cluster_.nodeOf(program.rank), 1.0};
   } else {
-    cost.use = {program.rank, 1.0};
+    // One collective at a time fills a rank's links; a send and a receive go opposite ways.
+    cost.use = {program.rank, samePeer(comm.kind) ? 0.5 : 1.0};
   }
   return cost;
 }

@@ -89,6 +89,7 @@ class CostModel {
   const NodeGroup& node_;
   RankId first_rank_ = 0;  // the group's first: its tensor group stands for those of merged collectives
   bool cpu_ = false;
+  double compute_share_ = 0;  // of the device's resource that compute needs; 0 = nothing runs beside it
   KernelContext context_;
   Fabric fabric_;
   std::vector<Resource> resources_;

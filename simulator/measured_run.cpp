@@ -13,6 +13,7 @@
 namespace bmt::sim {
 namespace {
 
+constexpr double kUnverifiedShare = 0.5;
 constexpr double kOmniPathShare = 0.1;  // of the nominal rate, all-reduce between nodes
 
 std::string lower(std::string text) {
@@ -206,6 +207,10 @@ void readPlan(Row& row, MeasuredRun& run) {
   // fp16 training with a loss scale reduces fp16 gradients (Megatron-LM, DeepSpeed); bf16 accumulates in
   // fp32.
   if (p.precision == DType::F16) p.grads = DType::F16;
+  if (p.precision == DType::BF16 && lower(row.text("optimizer")) == "adam") {
+    p.grads = DType::BF16;
+    row.note("bf16 gradients assumed for plain Adam");
+  }
 
   const std::string notes = lower(row.text("notes"));
   p.overlap_grad = hasAny(attention, {"te"}) || p.zero >= 2;
@@ -269,6 +274,13 @@ void readCluster(Row& row, MeasuredRun& run) {
     } else {
       row.note(fmt::format("network not stated, {}x {:.0f} Gb/s per node assumed", node.nics_per_node,
                            node.nic.bandwidth * 8e-9));
+    }
+    if (inter.find("not verified") != std::string::npos) {
+      // Not even the links are stated. The rows' own dependence on tp says that collectives run at about half the
+      // rate of a DGX A100 (docs/validation.md, hag).
+      node.scale_up.bandwidth *= kUnverifiedShare;
+      node.nic.bandwidth *= kUnverifiedShare;
+      row.note("links not stated, half the rates of a DGX A100 assumed");
     }
     if (inter.find("Omni-Path") != std::string::npos) {
       // bigscience-workshop/bigscience@9e64edec2a all_reduce_bench, 4 nodes of 8 A100: 15 to 42 Gb/s of 400.
