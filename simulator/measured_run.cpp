@@ -276,8 +276,8 @@ void readCluster(Row& row, MeasuredRun& run) {
                            node.nic.bandwidth * 8e-9));
     }
     if (inter.find("not verified") != std::string::npos) {
-      // Not even the links are stated. The rows' own dependence on tp says that collectives run at about half the
-      // rate of a DGX A100 (docs/validation.md, hag).
+      // Not even the links are stated. The rows' own dependence on tp says that collectives run at about half
+      // the rate of a DGX A100 (docs/validation.md, hag).
       node.scale_up.bandwidth *= kUnverifiedShare;
       node.nic.bandwidth *= kUnverifiedShare;
       row.note("links not stated, half the rates of a DGX A100 assumed");
