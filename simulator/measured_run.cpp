@@ -151,7 +151,7 @@ void readPlan(Row& row, MeasuredRun& run) {
       p.chunks = static_cast<std::int32_t>(chunks);
       p.schedule = chunks > 1 ? ScheduleKind::Interleaved : ScheduleKind::OneFOneB;
     } else if (hasAny(schedule, {"zb"})) {
-      row.skip("zero-bubble schedules are not simulated by this version");
+      p.schedule = hasAny(schedule, {"2p"}) ? ScheduleKind::ZbH2 : ScheduleKind::ZbH1;
     } else if (hasAny(schedule, {"gpipe"})) {
       p.schedule = ScheduleKind::GPipe;
     } else if (schedule.empty()) {
@@ -210,6 +210,12 @@ void readPlan(Row& row, MeasuredRun& run) {
   if (p.precision == DType::BF16 && lower(row.text("optimizer")) == "adam") {
     p.grads = DType::BF16;
     row.note("bf16 gradients assumed for plain Adam");
+    // The outcomes of hag's grid (which layouts ran out of memory) need the whole vocabulary on every tensor
+    // rank.
+    if (!gpt && p.pointwise != Pointwise::Fused) {
+      p.gather_logits = p.tp > 1;
+      row.note("loss on gathered logits assumed");
+    }
   }
 
   const std::string notes = lower(row.text("notes"));
@@ -217,7 +223,9 @@ void readPlan(Row& row, MeasuredRun& run) {
   p.tp_overlap = p.tp > 1 && hasAny(notes, {"tp overlap on", "tp comm overlap", "userbuffers"}) &&
                  !hasAny(notes, {"tp overlap off"});
   if (hasAny(notes, {"not overlapped", "overlaps off", "overlaps disabled"})) p.overlap_grad = false;
-  if (hasAny(notes, {"dp overlap on", "dp grad/param overlap on"})) p.overlap_grad = true;
+  if (hasAny(notes,
+             {"dp overlap on", "dp grad/param overlap on", "dp all-gather and reduce-scatter overlapped"}))
+    p.overlap_grad = true;
   if (p.dp > 1 && !p.overlap_grad) row.note("gradient reduction not overlapped");
   run.model.vocab = roundUp(run.model.vocab, 128 * p.tp);  // padded as Megatron-LM pads it
 }
