@@ -351,7 +351,7 @@ MeasuredRun readRun(const trace::CsvTable& table, std::size_t index) {
   readCluster(row, run);
   readTime(row, run);
   const std::string all = lower(row.text("notes") + " " + row.text("flops_convention"));
-  if (run.source.ends_with("oom")) {
+  if (run.source.ends_with("oom") && run.source != "bloom") {  // hagoom, bloomoom, tr3oom
     run.source.resize(run.source.size() - 3);
     run.outcome = hasAny(all, {"oom", "out of memory", "did not fit", "not fit", "memory error"})
                       ? Outcome::OutOfMemory

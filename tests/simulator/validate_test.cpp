@@ -83,6 +83,8 @@ TEST(MeasuredRun, SkipsOnlyForAReason) {
   EXPECT_EQ(runOf(start + "0,,4,64,none,yes,,,,,,,").skip, "neither time nor memory is stated");
   const MeasuredRun oom = runOf("hagoom-1" + start.substr(3) + "1,,4,64,none,yes,,,,,,outcome: OOM Error,");
   EXPECT_EQ(oom.outcome, Outcome::OutOfMemory);
+  EXPECT_EQ(oom.source, "hag");
+  EXPECT_EQ(runOf("bloom-1" + start.substr(3) + "1,,4,64,none,yes,1.0,,,,,,").outcome, Outcome::Worked);
   EXPECT_EQ(oom.skip, "");
 }
 
