@@ -16,7 +16,6 @@ std::vector<Issue> notExecutable(const ModelSpec& m, const Plan& plan) {
   refuse(plan.pointwise != Pointwise::Fused, "plan.pointwise",
          fmt::format("'{}' (kernels here are fused)", toString(plan.pointwise)));
   refuse(plan.grads != DType::F32, "plan.grads", fmt::format("{} (executed: fp32)", toString(plan.grads)));
-  refuse(plan.gather_logits, "plan.gather-logits", "a loss on gathered logits");
   refuse(plan.cp > 1, "plan.cp", fmt::format("context parallelism of {}", plan.cp));
   refuse(plan.ep > 1, "plan.ep", fmt::format("expert parallelism of {}", plan.ep));
   refuse(plan.tp_overlap && plan.sequence_parallel, "plan.tp-overlap", "with sequence parallelism, overlap");

@@ -79,7 +79,6 @@ struct BlockShape {
   DType dtype = DType::F32;  // activations and weights
   AttentionKernel attention = AttentionKernel::Flash;
   Pointwise pointwise = Pointwise::Fused;
-  bool gather_logits = false;
   std::int64_t loss_rows = 0;  // rows of logits at a time
   double loss_scale = 1;       // 1 / tokens of the global batch
   std::int64_t vocab_rows() const { return ceilDiv(model->vocab, tp); }

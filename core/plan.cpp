@@ -42,7 +42,6 @@ const std::vector<std::string> kKeys{"dp",
                                      "attention",
                                      "pointwise",
                                      "grads",
-                                     "gather-logits",
                                      "order"};
 // Keys of the interface that this version does not lower; refused instead of ignored.
 const std::vector<std::string> kLaterKeys{"compress", "offload", "overlap-param"};
@@ -119,8 +118,8 @@ std::vector<std::int64_t> parseList(const std::string& key, const std::string& v
 }
 
 void set(Plan& plan, const std::string& key, const std::string& value) {
-  const bool flag = key == "sp" || key == "overlap-grad" || key == "no-overlap-grad" || key == "tp-overlap" ||
-                    key == "gather-logits";
+  const bool flag =
+      key == "sp" || key == "overlap-grad" || key == "no-overlap-grad" || key == "tp-overlap";
   if (!flag && value.empty()) fail("plan." + key, "needs a value: " + key + "=...");
   if (key == "dp") plan.dp = degree(key, parseInt(key, value));
   if (key == "tp") plan.tp = degree(key, parseInt(key, value));
@@ -162,7 +161,6 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
   }
   if (key == "attention") plan.attention = oneOf(key, value, kAttentions);
   if (key == "pointwise") plan.pointwise = oneOf(key, value, kPointwise);
-  if (key == "gather-logits") plan.gather_logits = parseBool(key, value);
   if (key == "grads") plan.grads = oneOf(key, value, kPrecisions);
   if (key == "order") plan.order = value;
   if (key == "layers") plan.layers_per_stage = parseList(key, value);
@@ -245,7 +243,6 @@ std::string planToText(const Plan& plan) {
   add(plan.loss_chunk != defaults.loss_chunk, fmt::format("loss-chunk={}", plan.loss_chunk));
   add(plan.attention != defaults.attention, fmt::format("attention={}", toString(plan.attention)));
   add(plan.pointwise != defaults.pointwise, fmt::format("pointwise={}", toString(plan.pointwise)));
-  add(plan.gather_logits, "gather-logits");
   add(plan.grads != defaults.grads, fmt::format("grads={}", toString(plan.grads)));
   add(plan.order != defaults.order, fmt::format("order={}", plan.order));
   return text;
@@ -274,7 +271,6 @@ std::string planToJson(const Plan& plan) {
   json["loss-chunk"] = plan.loss_chunk;
   if (plan.attention != AttentionKernel::Flash) json["attention"] = std::string(toString(plan.attention));
   if (plan.pointwise != Pointwise::Fused) json["pointwise"] = std::string(toString(plan.pointwise));
-  if (plan.gather_logits) json["gather-logits"] = true;
   if (plan.grads != DType::F32) json["grads"] = std::string(toString(plan.grads));
   if (plan.context != ContextKind::Ring) json["cp-kind"] = std::string(toString(plan.context));
   if (plan.tp_overlap) json["tp-overlap"] = true;

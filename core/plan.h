@@ -83,7 +83,6 @@ struct Plan {
   std::int64_t loss_chunk = 0;
   AttentionKernel attention = AttentionKernel::Flash;
   Pointwise pointwise = Pointwise::Fused;
-  bool gather_logits = false;         // tensor ranks gather the logits and each computes the whole loss
   DType grads = DType::F32;           // parameter gradients, in memory and on the wire of the dp reduction
   std::string order = "tp-cp-pp-dp";  // fastest-varying axis first
 

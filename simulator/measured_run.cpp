@@ -210,12 +210,6 @@ void readPlan(Row& row, MeasuredRun& run) {
   if (p.precision == DType::BF16 && lower(row.text("optimizer")) == "adam") {
     p.grads = DType::BF16;
     row.note("bf16 gradients assumed for plain Adam");
-    // The outcomes of hag's grid (which layouts ran out of memory) need the whole vocabulary on every tensor
-    // rank.
-    if (!gpt && p.pointwise != Pointwise::Fused) {
-      p.gather_logits = p.tp > 1;
-      row.note("loss on gathered logits assumed");
-    }
   }
 
   const std::string notes = lower(row.text("notes"));
