@@ -17,11 +17,11 @@ GpuConstants a100() {
   return *trace::shippedProfile("A100-SXM4-80GB")->gpu;
 }
 
-OpCall callOf(OpKind kind, std::array<std::int64_t, 6> dim, DType type = DType::BF16) {
+OpCall callOf(OpKind kind, std::initializer_list<std::int64_t> dim, DType type = DType::BF16) {
   OpCall call;
   call.op.kind = kind;
   call.op.dtype = type;
-  call.op.dim = dim;
+  std::copy(dim.begin(), dim.end(), call.op.dim.begin());
   return call;
 }
 
