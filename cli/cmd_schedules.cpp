@@ -1,4 +1,4 @@
-// bmtrain schedules: draws any pipeline schedule, ours or a user's text file.
+// bmtrain schedules: draws any pipeline schedule, ours or a user's file, and writes it as text or CSV.
 #include <fmt/format.h>
 
 #include "cli/command.h"
@@ -42,7 +42,8 @@ Schedule fromOptions(const Options& o) {
                 fmt::format("--pp {} --microbatches {} --chunks {}: expected 1..4096, 1..65536, 1..256", o.pp,
                             o.microbatches, plan.chunks));
   constexpr std::int64_t kMaxSlots = 4'000'000;
-  const std::int64_t slots = std::int64_t{2} * o.pp * o.microbatches * plan.chunks;
+  const std::int64_t slots =
+      std::int64_t{splitsBackward(plan.schedule) ? 3 : 2} * o.pp * o.microbatches * plan.chunks;
   if (slots > kMaxSlots)
     throw Error(ErrorKind::BadInput,
                 fmt::format("--pp {} --microbatches {} --chunks {}: {} slots, at most {} are drawn", o.pp,

@@ -17,7 +17,7 @@ struct Options {
   std::vector<std::int64_t> micro_batches;
   std::int64_t seq = 0, global_batch = 0, loss_chunk = 0;
   std::size_t top = 10;
-  bool dry_run = false;
+  bool dry_run = false, pareto = false;
 };
 
 sim::SearchOptions searchOptions(const Globals& globals, const Options& o, const ClusterSpec& cluster) {
@@ -36,6 +36,7 @@ sim::SearchOptions searchOptions(const Globals& globals, const Options& o, const
   s.hybrid_only = o.require == "hybrid";
   s.by_memory = o.objective == "memory";
   s.jobs = globals.jobs;
+  s.top = o.csv.empty() ? o.top : 0;  // a file of all plans needs all of them
   if (!o.limit.empty()) {
     if (!o.limit.starts_with("memory="))
       throw Error(ErrorKind::BadInput,
@@ -131,6 +132,9 @@ int run(const Globals& globals, const Options& o) {
     for (const auto& [reason, count] : result.rejected) json["rejected"][reason] = count;
     for (std::size_t i = 0; i < shown; ++i)
       json["best"].push_back(entry(result.plans[i].first, result.plans[i].second));
+    json["pareto"] = Json::array();
+    for (const std::size_t i : result.pareto)
+      json["pareto"].push_back(entry(result.plans[i].first, result.plans[i].second));
     fmt::print("{}\n", json.dump(2));
   } else {
     fmt::print(
@@ -146,6 +150,14 @@ int run(const Globals& globals, const Options& o) {
       fmt::print("{:>4} {:>10} {:>10.0f} {:>7.1f} {:>6.1f}% {:>7.1f}% {:>10}  {}\n", i + 1,
                  formatDuration(r.step_time_s), r.tokens_per_s, 100 * r.mfu, 100 * r.shares.bubble,
                  100 * r.shares.exposed, formatBytes(r.peak_memory), planToText(result.plans[i].first));
+    }
+    if (o.pareto) {
+      fmt::print("no other plan is both faster and smaller than these:\n");
+      for (const std::size_t i : result.pareto) {
+        const sim::Report& r = result.plans[i].second;
+        fmt::print("     {:>10} {:>10}  {}\n", formatDuration(r.step_time_s), formatBytes(r.peak_memory),
+                   planToText(result.plans[i].first));
+      }
     }
   }
   if (result.plans.empty())
@@ -182,6 +194,7 @@ void addTune(CLI::App& app, const Globals& globals, Action& action) {
   command->add_option("--top", o->top, "Plans to list")->capture_default_str();
   command->add_option("--csv", o->csv, "Write all feasible plans");
   command->add_option("--plan-out", o->plan_out, "Write the best plan");
+  command->add_flag("--pareto", o->pareto, "Also list the front of step time and peak memory");
   command->add_flag("--dry-run", o->dry_run, "Only count the space");
   command->callback([&globals, &action, o] { action = [&globals, o] { return run(globals, *o); }; });
 }

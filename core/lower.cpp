@@ -34,7 +34,8 @@ TaskGraph lower(const ModelSpec& model, const ClusterSpec& cluster, const Plan& 
       replica.batch_shares.clear();
       replica.global_batch = microbatches * plan.micro_batch * plan.dp;
       order->second.schedule = makeSchedule(replica);
-      order->second.receives = receiveOrder(order->second.schedule);
+      order->second.receives =
+          receiveOrder(order->second.schedule, receivesAsPlayed(plan.schedule, plan.chunks));
     }
     graph.ranks.push_back(
         RankLowerer(graph, library, order->second.schedule, order->second.receives, rank).run());

@@ -45,7 +45,8 @@ std::vector<Slot> interleavedStage(std::int32_t pp, std::int32_t stage, std::int
     }
   }
   const std::int32_t total = m * chunks;
-  const std::int32_t warmup = m == pp ? total : std::min(total, (pp - stage - 1) * 2 + (chunks - 1) * pp);
+  const std::int32_t ahead = (pp - stage - 1) * (chunks > 1 ? 2 : 1);
+  const std::int32_t warmup = std::min(total, ahead + (chunks - 1) * pp);
   return alternate(forwards, backwards, static_cast<std::size_t>(warmup));
 }
 
@@ -67,6 +68,11 @@ Placement placementOf(ScheduleKind kind, std::int32_t chunks) {
   const bool v = kind == ScheduleKind::ZbV || kind == ScheduleKind::DualPipeV ||
                  (kind == ScheduleKind::ZbAuto && chunks == 2);
   return v ? Placement::V : Placement::Loop;
+}
+
+bool receivesAsPlayed(ScheduleKind kind, std::int32_t chunks) {
+  return kind == ScheduleKind::BreadthFirst || kind == ScheduleKind::File ||
+         placementOf(kind, chunks) == Placement::V;
 }
 
 bool splitsBackward(ScheduleKind kind) {

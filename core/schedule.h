@@ -103,13 +103,15 @@ struct SchedulePlay {
 SchedulePlay playSchedule(const Schedule& schedule, const SlotTimes& times);
 
 // When a stage asks for the inputs of its slots: `slot`'s input before slot `before` starts (both indices in
-// the stage's order, before <= slot), in the order of the list. In loop placement one slot ahead. In V
-// placement a stage hears from both neighbours, so receives are issued in the order in which results become
-// ready when the schedule is played: one order that all ranks share, which cannot deadlock.
+// the stage's order, before <= slot), in the order of the list. One slot ahead, where a stage hears from one
+// neighbour and needs results soon after they are sent. Otherwise (`played`: V placement, breadth-first,
+// files) receives are issued in the order in which results become ready when the schedule is played: one
+// order for all ranks, which cannot deadlock.
 struct ReceiveAt {
   std::int32_t before = 0, slot = 0;
 };
-std::vector<std::vector<ReceiveAt>> receiveOrder(const Schedule& schedule);
+std::vector<std::vector<ReceiveAt>> receiveOrder(const Schedule& schedule, bool played);
+bool receivesAsPlayed(ScheduleKind kind, std::int32_t chunks);
 
 // One line per stage: "0: F0.0 F0.1 B0.0 ...". Round-trips; W slots mean a split backward, a first line
 // "placement v" the V placement. Parsing throws Error{BadInput} with line and token.

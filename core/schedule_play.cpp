@@ -101,16 +101,9 @@ SchedulePlay playSchedule(const Schedule& s, const SlotTimes& times) {
   return play;
 }
 
-std::vector<std::vector<ReceiveAt>> receiveOrder(const Schedule& s) {
+std::vector<std::vector<ReceiveAt>> receiveOrder(const Schedule& s, bool played) {
   std::vector<std::vector<ReceiveAt>> order(s.stages.size());
-  // Breadth-first: a stage computes all micro-batches of a chunk while those of the next chunk arrive.
-  const auto chunk_first = [&s](const std::vector<Slot>& slots) {
-    const auto m = static_cast<std::size_t>(s.num_microbatches);
-    return std::all_of(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(std::min(m, slots.size())),
-                       [](const Slot& slot) { return slot.phase == Phase::F && slot.chunk == 0; });
-  };
-  const bool breadth_first = s.num_chunks > 1 && chunk_first(s.stages.front());
-  if (s.placement == Placement::Loop && !breadth_first) {
+  if (!played) {
     for (std::size_t stage = 0; stage < s.stages.size(); ++stage) {
       for (std::int32_t i = 0; i < static_cast<std::int32_t>(s.stages[stage].size()); ++i)
         order[stage].push_back({std::max(0, i - 1), i});

@@ -251,7 +251,8 @@ class Checker {
       add("chunks",
           fmt::format("{} are more than schedule=zb-auto takes; nearest legal value: 2", plan_.chunks));
     if (!loops && !folds && !automatic && plan_.chunks > 1)
-      add("chunks", fmt::format("{} chunks need schedule=interleaved, but it is {}", plan_.chunks, name));
+      add("chunks", fmt::format("{} chunks need schedule=interleaved, bfs, zb-v or dualpipev, but it is {}",
+                                plan_.chunks, name));
     if ((loops || folds) && plan_.pp < 2)
       add("pp", fmt::format("schedule={} needs pp of at least 2, but it is 1", name));
     const std::int64_t m = plan_.numMicrobatches(), per_microbatch = plan_.micro_batch * plan_.dp;

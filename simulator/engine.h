@@ -4,6 +4,9 @@
 // fairly: all rates rise together until a resource is full, its users freeze, and so on; without contention
 // every rate is 1 and the result is the longest path. Completions are rounded up to whole nanoseconds, so
 // time always advances. Deterministic: events are ordered by (time, sequence number).
+//
+// State is flat arrays over all tasks of all ranks, sized once: time and memory grow linearly with tasks
+// (times the logarithm of what runs at once).
 #pragma once
 
 #include <cstdint>
@@ -19,12 +22,17 @@ namespace bmt::sim {
 using CostTable = std::vector<std::vector<TaskCost>>;
 CostTable costTable(const TaskGraph& graph, const CostModel& model);
 
+struct SimOptions {
+  bool details = true;  // names of the spans and memory over time; a sweep does without
+};
+
 struct SimResult {
   trace::Trace trace;
   std::int64_t num_tasks = 0, num_events = 0;
 };
 
 // Throws Error{BadInput} naming the waiting tasks if the programs deadlock (verify() finds it first).
-SimResult simulate(const TaskGraph& graph, const CostTable& costs, const std::vector<Resource>& resources);
+SimResult simulate(const TaskGraph& graph, const CostTable& costs, const std::vector<Resource>& resources,
+                   const SimOptions& options = {});
 
 }  // namespace bmt::sim

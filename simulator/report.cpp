@@ -136,7 +136,7 @@ JitterResult playJitter(const TaskGraph& graph, const CostTable& costs,
   const auto work = [&] {
     for (std::size_t i = next++; i < steps.size(); i = next++) {
       const CostTable drawn = withJitter(graph, costs, o.jitter, o.seed, static_cast<std::int64_t>(i));
-      steps[i] = toSeconds(simulate(graph, drawn, resources).trace.step_time);
+      steps[i] = toSeconds(simulate(graph, drawn, resources, {false}).trace.step_time);
     }
   };
   std::vector<std::thread> threads;
@@ -177,8 +177,10 @@ std::string whyNotFolded(const ClusterSpec& cluster, const Plan& plan) {
 }
 
 Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan,
-                        const trace::CostProfile& profile, RankSelection selection, Granularity granularity) {
+                        const trace::CostProfile& profile, RankSelection selection, Granularity granularity,
+                        const SimOptions& sim_options) {
   SimulateOptions options;
+  options.details = sim_options.details;
   if (whyNotFolded(cluster, plan).empty()) options.selection = selection;
   options.granularity = granularity;
   return simulatePlan(model, cluster, plan, std::vector<trace::CostProfile>(cluster.groups.size(), profile),
@@ -202,7 +204,7 @@ Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, cons
   const TaskGraph graph = lower(model, cluster, plan, selection, options.granularity);
   const ClusterCosts costs(graph, cluster, profiles);
   const CostTable table = costs.table();
-  SimResult played = simulate(graph, table, costs.resources());
+  SimResult played = simulate(graph, table, costs.resources(), {options.details});
 
   Simulation result;
   Report& r = result.report;
@@ -238,7 +240,7 @@ Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, cons
   r.shares = trace::stepShares(played.trace);
   fillMemory(r, graph, cluster);
   fillComm(r, played.trace, graph.ranks.size());
-  fillCriticalPath(r, played.trace, options.critical_tasks);
+  if (options.details) fillCriticalPath(r, played.trace, options.critical_tasks);
   if (options.explain) {
     const CostTable healthy = costs.healthy();
     r.explanation = explain(

@@ -73,7 +73,8 @@ struct SimulateOptions {
   std::optional<RankSelection> selection;
   Granularity granularity = Granularity::Layer;
   bool explain = false, critical_tasks = false;
-  double jitter = 0;  // sigma of the lognormal factor of every duration
+  double jitter = 0;    // sigma of the lognormal factor of every duration
+  bool details = true;  // names of the spans, memory over time, critical path; a sweep does without
   std::int64_t draws = 20;
   std::uint64_t seed = 1;
   int jobs = 1;
@@ -86,7 +87,8 @@ Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, cons
 // Lowers, costs and plays one legal plan. Throws Error{BadInput} for an inconsistent profile and when the
 // prediction exceeds 100 % of peak.
 Simulation simulatePlan(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan,
-                        const trace::CostProfile& profile, RankSelection selection, Granularity granularity);
+                        const trace::CostProfile& profile, RankSelection selection, Granularity granularity,
+                        const SimOptions& options = {});
 
 // Model FLOPs of one step: per token 6 N + 12 L T (heads * d_head), N without the input embedding's table but
 // with the head (Narayanan et al. 2021 count the logit layer, not the look-up); `causal` halves the attention

@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
+#include <set>
 #include <thread>
+#include <tuple>
+
+#include "core/schedule.h"
+#include "simulator/bounds.h"
 
 namespace bmt::sim {
 namespace {
@@ -41,9 +48,15 @@ std::vector<Plan> enumeratePlans(const ModelSpec& model, const ClusterSpec& clus
       if (o.hybrid_only && (dp > 1) + (tp > 1) + (pp > 1) < 2) continue;
       std::vector<Pipeline> pipelines{{ScheduleKind::OneFOneB, 1}};
       if (pp > 1) {
-        pipelines.push_back({ScheduleKind::GPipe, 1});
-        for (std::int32_t v = 2; pp * v <= model.layers; v *= 2)
-          pipelines.push_back({ScheduleKind::Interleaved, v});
+        for (const ScheduleKind kind : {ScheduleKind::GPipe, ScheduleKind::ZbH1, ScheduleKind::ZbH2})
+          pipelines.push_back({kind, 1});
+        for (const ScheduleKind kind : {ScheduleKind::ZbV, ScheduleKind::DualPipeV})
+          pipelines.push_back({kind, 2});
+        for (const ScheduleKind kind : {ScheduleKind::Interleaved, ScheduleKind::BreadthFirst}) {
+          for (std::int32_t v = 2; pp * v <= model.layers; ++v) {
+            if (model.layers % (pp * v) == 0 || v == 2) pipelines.push_back({kind, v});
+          }
+        }
       }
       for (const Pipeline& pipeline : pipelines) {
         for (const std::int64_t mb : micro_batches) {
@@ -74,63 +87,165 @@ std::vector<Plan> enumeratePlans(const ModelSpec& model, const ClusterSpec& clus
   return plans;
 }
 
+namespace {
+
+struct Candidate {
+  std::size_t index = 0;  // in the enumeration
+  Bytes memory = 0;       // lower bounds
+  double seconds = 0;
+};
+
+// Better first; the enumeration breaks ties.
+struct Scored {
+  double first = 0, second = 0;
+  std::size_t index = 0;
+  bool operator<(const Scored& other) const {
+    return std::tie(first, second, index) < std::tie(other.first, other.second, other.index);
+  }
+};
+
+// What the evaluated plans so far rule out.
+class Incumbents {
+ public:
+  Incumbents(std::size_t top, bool by_memory) : top_(top), by_memory_(by_memory) {}
+
+  void add(double seconds, Bytes memory, std::size_t index) {
+    best_.insert(by_memory_ ? Scored{static_cast<double>(memory), seconds, index}
+                            : Scored{seconds, static_cast<double>(memory), index});
+    if (best_.size() > top_) best_.erase(std::prev(best_.end()));
+    // The front: seconds ascending, memory descending.
+    auto at = front_.upper_bound(seconds);
+    if (at != front_.begin() && std::prev(at)->second <= memory) return;
+    while (at != front_.end() && at->second >= memory) at = front_.erase(at);
+    front_[seconds] = memory;
+  }
+
+  // Can neither be among the top nor on the front.
+  bool rulesOut(const Candidate& c) const {
+    if (best_.size() < top_) return false;
+    const double bound = by_memory_ ? static_cast<double>(c.memory) : c.seconds;
+    if (bound <= best_.rbegin()->first) return false;
+    const auto at = front_.lower_bound(c.seconds);
+    return at != front_.begin() && std::prev(at)->second <= c.memory;
+  }
+
+ private:
+  std::size_t top_;
+  bool by_memory_;
+  std::set<Scored> best_;
+  std::map<double, Bytes> front_;
+};
+
+void runParallel(int jobs, std::size_t count, const std::function<void(std::size_t)>& work) {
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto loop = [&] {
+    for (std::size_t i = next++; i < count; i = next++) {
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+        next = count;
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int j = 1; j < jobs; ++j) threads.emplace_back(loop);
+  loop();
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::vector<std::size_t> paretoFront(const std::vector<std::pair<Plan, Report>>& plans) {
+  std::vector<std::size_t> order(plans.size()), front;
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const auto key = [&](std::size_t i) {
+      return std::pair(plans[i].second.step_time_s, plans[i].second.peak_memory);
+    };
+    return key(a) < key(b);
+  });
+  for (const std::size_t i : order) {
+    if (front.empty() || plans[i].second.peak_memory < plans[front.back()].second.peak_memory)
+      front.push_back(i);
+  }
+  return front;
+}
+
+}  // namespace
+
 SearchResult search(const ModelSpec& model, const ClusterSpec& cluster, const trace::CostProfile& profile,
                     const SearchOptions& o) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<Plan> plans = enumeratePlans(model, cluster, o);
-  struct Outcome {
-    std::string rejected;  // empty = feasible
-    std::optional<Report> report;
-  };
-  std::vector<Outcome> outcomes(plans.size());
-  std::atomic<std::size_t> next{0};
-  std::mutex mutex;
-  std::int64_t done = 0;
-  double best = 0;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < plans.size(); i = next++) {
-      Outcome& outcome = outcomes[i];
-      try {
-        const std::vector<Issue> issues = validatePlan(model, cluster, plans[i]);
-        if (!issues.empty()) {
-          outcome.rejected = reasonOf(issues);
-        } else {
-          outcome.report =
-              simulatePlan(model, cluster, plans[i], profile, RankSelection::Folded, Granularity::Stage)
-                  .report;
-          if (outcome.report->memory_share > o.memory_limit) outcome.rejected = "does not fit in memory";
-        }
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
-        next = plans.size();
-        return;
-      }
-      const std::lock_guard lock(mutex);
-      ++done;
-      if (outcome.rejected.empty() && (best == 0 || outcome.report->step_time_s < best))
-        best = outcome.report->step_time_s;
-      if (o.progress) o.progress(done, static_cast<std::int64_t>(plans.size()), best);
-    }
-  };
-  const unsigned jobs =
-      o.jobs > 0 ? static_cast<unsigned>(o.jobs) : std::max(1U, std::thread::hardware_concurrency());
-  std::vector<std::thread> threads;
-  for (unsigned j = 1; j < jobs; ++j) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
-  if (failure) std::rethrow_exception(failure);
-
   SearchResult result;
   result.space_size = static_cast<std::int64_t>(plans.size());
+
+  // Legality and bounds: a few microseconds a plan.
+  Bounds bounds(model, cluster, profile);
+  const NodeGroup& node = cluster.groups.front();
+  const bool gpu = cluster.homogeneous() && node.device.kind != DeviceKind::Cpu;
+  const double limit = o.memory_limit * static_cast<double>(node.device.memory);
+  std::vector<Candidate> candidates;
   for (std::size_t i = 0; i < plans.size(); ++i) {
-    result.evaluated += outcomes[i].report ? 1 : 0;
-    if (!outcomes[i].rejected.empty()) {
-      ++result.rejected[outcomes[i].rejected];
-    } else {
-      result.plans.emplace_back(plans[i], *outcomes[i].report);
+    const std::vector<Issue> issues = validatePlan(model, cluster, plans[i]);
+    if (!issues.empty()) {
+      ++result.rejected[reasonOf(issues)];
+      continue;
     }
+    Candidate c{i, 0, 0};
+    if (gpu) c = {i, bounds.memory(plans[i]), bounds.stepSeconds(plans[i])};
+    if (gpu && static_cast<double>(c.memory) > limit) {
+      ++result.rejected["does not fit in memory"];
+    } else {
+      candidates.push_back(c);
+    }
+  }
+  // The most promising first. Batches have a fixed size, so that what is ruled out does not depend on the
+  // threads.
+  std::stable_sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
+    return o.by_memory ? a.memory < b.memory : a.seconds < b.seconds;
+  });
+  constexpr std::size_t kBatch = 64;
+  const int jobs = o.jobs > 0 ? o.jobs : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  Incumbents incumbents(o.top, o.by_memory);
+  double best = 0;
+  std::vector<std::optional<Report>> reports(plans.size());
+  std::vector<Candidate> batch;
+  for (std::size_t done = 0; done < candidates.size();) {
+    batch.clear();
+    while (done < candidates.size() && batch.size() < kBatch) {
+      const Candidate& c = candidates[done++];
+      if (o.top > 0 && incumbents.rulesOut(c)) {
+        ++result.rejected["cannot be among the best"];
+      } else {
+        batch.push_back(c);
+      }
+    }
+    runParallel(jobs, batch.size(), [&](std::size_t i) {
+      reports[batch[i].index] = simulatePlan(model, cluster, plans[batch[i].index], profile,
+                                             RankSelection::Folded, Granularity::Stage, {false})
+                                    .report;
+    });
+    for (const Candidate& c : batch) {
+      std::optional<Report>& report = reports[c.index];
+      ++result.evaluated;
+      if (report->memory_share > o.memory_limit) {
+        ++result.rejected["does not fit in memory"];
+        report.reset();
+        continue;
+      }
+      incumbents.add(report->step_time_s, report->peak_memory, c.index);
+      if (best == 0 || report->step_time_s < best) best = report->step_time_s;
+    }
+    if (o.progress)
+      o.progress(static_cast<std::int64_t>(done), static_cast<std::int64_t>(candidates.size()), best);
+  }
+
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (reports[i]) result.plans.emplace_back(plans[i], std::move(*reports[i]));
   }
   result.feasible = static_cast<std::int64_t>(result.plans.size());
   std::stable_sort(result.plans.begin(), result.plans.end(), [&](const auto& a, const auto& b) {
@@ -140,6 +255,7 @@ SearchResult search(const ModelSpec& model, const ClusterSpec& cluster, const tr
     };
     return key(a.second) < key(b.second);
   });
+  result.pareto = paretoFront(result.plans);
   result.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

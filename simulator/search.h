@@ -1,5 +1,7 @@
-// Search: enumerates the legal plans of a cluster and simulates each of them. Results do not depend on the
-// number of threads.
+// Search: enumerates the plans of a cluster, rules out what is illegal, what cannot fit (memory bound) and
+// what cannot be among the best (time bound), and simulates the rest. Bounds never exceed the simulated
+// value, so the best plans are those of simulating everything. Results do not depend on the number of
+// threads.
 #pragma once
 
 #include <functional>
@@ -19,7 +21,10 @@ struct SearchOptions {
   bool hybrid_only = false;   // more than one of dp, tp, pp above 1
   double memory_limit = 1.0;  // share of a device's memory that a plan may use
   bool by_memory = false;     // objective: peak memory instead of throughput
-  int jobs = 0;               // 0 = all cores
+  // Plans that must be exact at the top of the list; others that cannot reach it and cannot be on the Pareto
+  // front of step time and memory are not simulated. 0 = simulate all that may fit.
+  std::size_t top = 0;
+  int jobs = 0;  // 0 = all cores
   // Called from one thread at a time with (done, total, best step so far [s], 0 = none).
   std::function<void(std::int64_t, std::int64_t, double)> progress;
 };
@@ -27,7 +32,8 @@ struct SearchOptions {
 struct SearchResult {
   std::int64_t space_size = 0, evaluated = 0, feasible = 0;
   std::map<std::string, std::int64_t> rejected;  // reason -> plans
-  std::vector<std::pair<Plan, Report>> plans;    // feasible ones, best first
+  std::vector<std::pair<Plan, Report>> plans;    // feasible ones that were simulated, best first
+  std::vector<std::size_t> pareto;  // indices in plans: no other is better in both time and memory
   double wall_s = 0;
 };
 

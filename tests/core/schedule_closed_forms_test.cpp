@@ -44,7 +44,15 @@ TEST(ClosedForms, InterleavedAndBreadthFirst) {
     }
     EXPECT_EQ(peak(playSchedule(makeSchedule(ScheduleKind::BreadthFirst, p, v, m), {})), m * v);
     EXPECT_EQ(peak(playSchedule(makeSchedule(ScheduleKind::Interleaved, p, v, m), {})), p * v + p - 1);
+    // As few micro-batches as there may be.
+    const SchedulePlay few = playSchedule(makeSchedule(ScheduleKind::Interleaved, p, v, p), {});
+    EXPECT_EQ(few.makespan, p * 3 * v + (p - 1) * 3);
+    for (std::int32_t r = 0; r < p; ++r)
+      EXPECT_EQ(few.peak_chunks[static_cast<std::size_t>(r)],
+                std::min(p * v, 2 * (p - 1 - r) + (v - 1) * p + 1));
   }
+  EXPECT_EQ(makeSchedule(ScheduleKind::Interleaved, p, 1, m).stages,
+            makeSchedule(ScheduleKind::OneFOneB, p, 1, m).stages);
 }
 
 TEST(ClosedForms, ZeroBubbleH1) {
