@@ -10,6 +10,7 @@
 
 #include "cli/command.h"
 #include "cli/mpi_launch.h"
+#include "core/executable.h"
 #include "core/json.h"
 #include "core/lower.h"
 #include "executor/comm/mpi_communicator.h"
@@ -124,6 +125,7 @@ int train(const Globals& globals, const Options& o, const Part& part) {
   const ClusterSpec cluster =
       loadCluster(o.cluster.empty() ? fmt::format("local:{}", plan.numRanks()) : o.cluster);
   throwIfAny(validatePlan(model, cluster, plan), "the plan is not legal");
+  throwIfAny(notExecutable(model, plan), "the plan cannot be executed");
   if (cluster.groups.front().device.kind != DeviceKind::Cpu)
     throw Error(ErrorKind::BadInput,
                 fmt::format("--cluster {}: this version trains on local[:RANKS] only", cluster.name));

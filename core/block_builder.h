@@ -36,6 +36,7 @@ class Builder {
     call.op.scalar = scalar;
     std::copy(dims.begin(), dims.end(), call.op.dim.begin());
     std::copy(operands.begin(), operands.end(), call.operands.begin());
+    if (shape_.fp8 && isMatrixProduct(kind)) quantise(call);
     pieces_.back().ops.push_back(call);
   }
 
@@ -95,6 +96,25 @@ class Builder {
   Operand reduceRows(Operand partial) { return reduceRows(partial, shape_.tokens, shape_.model->d_model); }
 
  private:
+  // 8-bit products, as Transformer Engine does them: the activation (backward: the gradient) is read in 16
+  // bits and written as an 8-bit copy and its transpose, which the weight gradient uses: the traffic of a
+  // 16-bit copy. Weights keep 8-bit copies, made by the optimizer.
+  void quantise(OpCall& product) {
+    product.op.dtype = DType::F8;
+    const auto& d = product.op.dim;
+    const bool forward =
+        product.op.kind == OpKind::LinearForward || product.op.kind == OpKind::GroupedForward;
+    const bool input =
+        product.op.kind == OpKind::LinearBackwardInput || product.op.kind == OpKind::GroupedBackwardInput;
+    if (!forward && !input) return;
+    OpCall cast;
+    cast.op.kind = OpKind::Copy;
+    cast.op.dtype = shape_.dtype;
+    cast.op.dim[0] = d[0] * (forward ? d[2] : d[1]);
+    cast.operands[0] = cast.operands[1] = product.operands[1];
+    pieces_.back().ops.push_back(cast);
+  }
+
   const BlockShape& shape_;
   std::int32_t lastPiece() const { return static_cast<std::int32_t>(pieces_.size()) - 1; }
 
@@ -200,7 +220,7 @@ class Params {
   void beginReplicated() { block_.replicated_begin = block_.replicated_decay_end = block_.elements; }
 
   Operand weight(const std::string& name) const { return at(name, Region::Weight, sizeOf(shape_.dtype)); }
-  Operand grad(const std::string& name) const { return at(name, Region::Grad, sizeOf(DType::F32)); }
+  Operand grad(const std::string& name) const { return at(name, Region::Grad, sizeOf(shape_.grads)); }
 
  private:
   void add(BlockParam param, std::int64_t local_elements) {
@@ -256,8 +276,9 @@ struct Half {
   Operand projected;  // attention: q, k, v;  MLP: pre-activation (gate, up)
   Operand result;     // attention: output before its projection;  MLP: activation
   Operand lse;        // attention only
-  Operand exchanged;  // attention with cp-kind=a2a: result in the layout of all tokens and some heads
-  bool full = false;  // attention: every query sees every key
+  Bytes score_bytes = 0;  // of scores kept in memory
+  Operand exchanged;      // attention with cp-kind=a2a: result in the layout of all tokens and some heads
+  bool full = false;      // attention: every query sees every key
   Operand memory, memory_stream;  // cross attention: the encoder's rows and their gradient,
   std::int64_t memory_seq = 0;    // and how many a sequence has
   // Latent attention: compressed queries, keys and values before and after their norms. qk_norm: q_raw and
@@ -281,6 +302,8 @@ AttentionSizes attentionSizes(const BlockShape& s);
 bool exchangesHeads(const BlockShape& s);
 void layoutAttentionCore(Half& half, SavedLayout& saved, const BlockShape& s);
 void attentionCoreForward(Builder& f, const BlockShape& s, const Half& half, Operand qkv);
+// The part of it that selective recompute runs again: from half.projected, in place.
+void attentionCoreAgain(Builder& f, const BlockShape& s, const Half& half);
 void attentionCoreBackward(Builder& b, const BlockShape& s, const Half& half, Operand dqkv, Operand dresult);
 
 // Projections of latent attention (block_latent.cpp): half.norm -> half.projected; gradient of

@@ -92,23 +92,26 @@ void layoutAttentionCore(Half& half, SavedLayout& saved, const BlockShape& s) {
   const bool softmax = s.attention == AttentionKernel::Softmax,
              unfused = s.attention == AttentionKernel::Unfused;
   if (!softmax && !unfused) return;
-  // Simulated only (no op reads it): scores in memory. Softmax output, kept in the activations' type (plain
-  // ops: also in fp32 before the cast); with dropout also its mask and output: 5 bytes a score in 16 bit, the
-  // "5 a s / h" of Korthikanti et al. 2022.
+  // Simulated only (no op reads them): scores in memory, placed by the layer behind everything else. Softmax
+  // output, kept in the activations' type (plain ops: also in fp32 before the cast); with dropout also its
+  // mask and output: 5 bytes a score in 16 bit, the "5 a s / h" of Korthikanti et al. 2022.
   const std::int64_t scores = a.batch * a.heads * a.queries * (a.keys > 0 ? a.keys : s.cp * a.queries);
   const Bytes element = sizeOf(s.dtype);
-  saved.add(scores * (element + (unfused ? sizeOf(DType::F32) : 0) + (m.dropout ? 1 + element : 0)),
-            DType::I8);
+  half.score_bytes = scores * (element + (unfused ? sizeOf(DType::F32) : 0) + (m.dropout ? 1 + element : 0));
 }
 
 void attentionCoreForward(Builder& f, const BlockShape& s, const Half& half, Operand qkv) {
+  if (rotates(s)) rotate(f, s, OpKind::RopeForward, qkv);
+  if (exchangesHeads(s)) turnProjections(f, s, qkv, half.projected);  // backward needs the turned ones
+  attentionCoreAgain(f, s, half);
+  if (exchangesHeads(s)) turn(f, s, attentionSizes(s).out_cols, half.exchanged, half.result);
+}
+
+void attentionCoreAgain(Builder& f, const BlockShape& s, const Half& half) {
   const AttentionSizes n = attentionSizes(s);
   const Bytes mark = f.mark();
-  if (rotates(s)) rotate(f, s, OpKind::RopeForward, qkv);
   if (exchangesHeads(s)) {
-    turnProjections(f, s, qkv, half.projected);  // backward needs the turned ones
     forwardOp(f, exchangedCore(s, half), half.exchanged, half.lse, half.projected, {});
-    turn(f, s, n.out_cols, half.exchanged, half.result);
   } else if (!ring(s)) {
     const Operand kv = half.memory_seq > 0 ? behind(half.projected, s.tokens * n.q_cols, s.dtype) : Operand{};
     forwardOp(f, coreOf(s, half), half.result, half.lse, half.projected, kv);

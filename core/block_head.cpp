@@ -131,7 +131,9 @@ class HeadBuilder {
 }  // namespace
 
 Block buildHeadBlock(const BlockShape& s, HeadTable table) {
-  return HeadBuilder(s, table).build();
+  BlockShape plain = s;
+  plain.fp8 = false;  // the head stays in 16 bits
+  return HeadBuilder(plain, table).build();
 }
 
 }  // namespace bmt

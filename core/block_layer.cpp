@@ -32,6 +32,7 @@ class LayerBuilder {
     declare();
     layout();
     forward();
+    again();
     for (const bool first : {true, false}) backward(first);
     return std::move(block_);
   }
@@ -123,6 +124,8 @@ class LayerBuilder {
     }
     // Simulated only: masks of the residual branches.
     if (m_.dropout) saved.add(static_cast<std::int64_t>(parts_.size()) * elements, DType::I8);
+    for (const Part& part : parts_) block_.score_bytes += aligned(part.half.score_bytes);
+    saved.add(block_.score_bytes, DType::I8);
     block_.saved_bytes = saved.bytes();
   }
 
@@ -174,6 +177,15 @@ class LayerBuilder {
     if (kind_ == LayerKind::Decoder)
       f.op(OpKind::Copy, {whole_.rows * m_.d_model}, {Operand{Region::Out, 0}, Operand{Region::In, 0}});
     block_.forward_work = f.highWater();
+  }
+
+  // The attention cores, for selective recompute.
+  void again() {
+    Builder f(s_, block_.core);
+    for (const Part& part : parts_) {
+      if (part.role != Role::Mlp) attentionCoreAgain(f, s_, part.half);
+    }
+    block_.core_work = f.highWater();
   }
 
   Operand behindEncoder(Operand operand) const { return behind(operand, whole_.rows * m_.d_model, s_.dtype); }

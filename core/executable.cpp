@@ -16,6 +16,10 @@ std::vector<Issue> notExecutable(const ModelSpec& m, const Plan& plan) {
   refuse(plan.pointwise != Pointwise::Fused, "plan.pointwise",
          fmt::format("'{}' (kernels here are fused)", toString(plan.pointwise)));
   refuse(plan.grads != DType::F32, "plan.grads", fmt::format("{} (executed: fp32)", toString(plan.grads)));
+  refuse(plan.zero > 1, "plan.zero", fmt::format("zero={} (executed: 0, 1)", plan.zero));
+  refuse(plan.overlap_param, "plan.overlap-param", "gathering parameters beside the next step's forward");
+  refuse(plan.offload_optimizer, "plan.offload", "the optimizer on the host");
+  refuse(plan.compress != Compress::None, "plan.compress", "compress=" + compressText(plan));
   refuse(plan.cp > 1, "plan.cp", fmt::format("context parallelism of {}", plan.cp));
   refuse(plan.ep > 1, "plan.ep", fmt::format("expert parallelism of {}", plan.ep));
   refuse(plan.tp_overlap && plan.sequence_parallel, "plan.tp-overlap", "with sequence parallelism, overlap");

@@ -26,6 +26,16 @@ void RankLowerer::placeBlocks() {
     for (std::int32_t l = first;
          l < first + static_cast<std::int32_t>(layers[static_cast<std::size_t>(stage)]); ++l)
       place(BlockKind::Layer, l, 1 + l);
+    const std::int64_t before = firstStage(chunk) ? 1 : 0;
+    for (const RecomputeSegment& segment :
+         recomputeSegments(plan_, first, layers[static_cast<std::size_t>(stage)])) {
+      for (std::int64_t l = segment.begin; l < segment.end; ++l) {
+        Placed& placed = blocks[static_cast<std::size_t>(before + l)];
+        placed.recompute = segment.policy;
+        placed.segment_begin = static_cast<std::int32_t>(before + segment.begin);
+        placed.segment_end = static_cast<std::int32_t>(before + segment.end);
+      }
+    }
     if (lastStage(chunk)) place(BlockKind::Head, -1, 1 + static_cast<std::int32_t>(model_.layers));
     cutBuckets(blocks);
   }
@@ -38,7 +48,9 @@ void RankLowerer::cutBuckets(std::vector<Placed>& blocks) {
     elements += blocks[i].block->elements;
     const bool waits = tiedAcrossStages() && blocks[i].kind != BlockKind::Layer;
     const bool before_waiting = tiedAcrossStages() && i > 0 && blocks[i - 1].kind == BlockKind::Embedding;
-    if (i == 0 || waits || before_waiting || stateBytes(elements) >= plan_.bucket) {
+    // ZeRO 2: the head's gradients are done in the forward slot. ZeRO 3: blocks are gathered one by one.
+    const bool alone = zero_ == 3 || (zero_ == 2 && blocks[i].kind == BlockKind::Head);
+    if (i == 0 || waits || before_waiting || alone || stateBytes(elements) >= plan_.bucket) {
       starts.push_back(i);
       elements = 0;
     }
@@ -71,7 +83,7 @@ std::int32_t RankLowerer::addBucket(std::int64_t elements, bool expert) {
   bucket.count = roundUp(elements, bucketRanks(bucket) * (kArenaAlignment / sizeOf(DType::F32)));
   bucket.state_begin = program_.state_elements;
   program_.flat_elements += bucket.count;
-  program_.state_elements += plan_.zero >= 1 ? bucket.count / bucketRanks(bucket) : bucket.count;
+  program_.state_elements += bucket.count / shardsOf(bucket);
   program_.buckets.push_back(bucket);
   return static_cast<std::int32_t>(program_.buckets.size()) - 1;
 }
@@ -120,11 +132,24 @@ void RankLowerer::touch(BufferId id, TaskId task) {
 
 void RankLowerer::makePersistentBuffers() {
   RankProgram& p = program_;
-  p.weights = addBuffer(BufferKind::Weights, weightBytes(p.flat_elements), true);
-  p.gradients = addBuffer(BufferKind::Gradients, gradBytes(p.flat_elements), true);
+  p.weights =
+      addBuffer(BufferKind::Weights, weightBytes(zero_ == 3 ? p.state_elements : p.flat_elements), true);
+  p.gradients =
+      addBuffer(BufferKind::Gradients, gradBytes(zero_ >= 2 ? p.state_elements : p.flat_elements), true);
   // Adam moments, and an fp32 master copy when the weights are 16-bit; sharded over dp by ZeRO-1.
-  const std::int64_t states = plan_.precision == DType::F32 ? 2 : 3;
+  const std::int64_t states = sizeOf(storageType(plan_)) == 4 ? 2 : 3;
   p.optimizer = addBuffer(BufferKind::Optimizer, states * stateBytes(p.state_elements), true);
+  if (plan_.precision == DType::F8) {
+    // 8-bit copies of the layers' matrices and of their transposes.
+    std::int64_t elements = 0;
+    for (const std::vector<Placed>& blocks : blocks_) {
+      for (const Placed& placed : blocks) {
+        if (placed.kind == BlockKind::Layer)
+          elements += placed.block->decay_elements + placed.block->expert_elements;
+      }
+    }
+    addBuffer(BufferKind::Weights, 2 * elements * sizeOf(DType::F8), true);
+  }
   if (tiedOnRank())
     tied_grad_ =
         addBuffer(BufferKind::Gradients, gradBytes(ceilDiv(model_.vocab, plan_.tp) * model_.d_model), true);

@@ -5,10 +5,11 @@
 namespace bmt {
 
 void RankLowerer::blockDone(const Slot& slot, const std::vector<Placed>& blocks, std::size_t i) {
-  if (slot.microbatch != num_microbatches_ - 1) return;
+  const bool last = slot.microbatch == num_microbatches_ - 1;
+  if (zero_ < 2 && !last) return;
   const Placed& placed = blocks[i];
   reduceReplicated(slot, placed);
-  if (placed.kind == BlockKind::Embedding && tiedOnRank()) addTiedGradient(slot, placed);
+  if (placed.kind == BlockKind::Embedding && tiedOnRank() && last) addTiedGradient(slot, placed);
   if (placed.expert_bucket >= 0) {
     if (plan_.overlap_grad) {
       reduceBucket(placed.expert_bucket, slot);
@@ -43,7 +44,7 @@ Comm RankLowerer::dataComm(CommKind kind, GroupKind group, std::uint64_t seq, st
 void RankLowerer::reduceReplicated(const Slot& slot, const Placed& placed) {
   const std::int64_t count = placed.block->elements - placed.block->replicated_begin;
   if (!plan_.sequence_parallel || count == 0) return;
-  const Arg arg{program_.gradients, gradBytes(placed.offset + placed.block->replicated_begin)};
+  const Arg arg = gradArg(placed.bucket, placed.offset + placed.block->replicated_begin);
   Slot step = slot;
   step.phase = Phase::Step;
   const Comm comm = dataComm(CommKind::AllReduce, GroupKind::Tensor, tensorSeq(step, false, placed.index, 0),
@@ -61,28 +62,39 @@ void RankLowerer::addTiedGradient(const Slot& slot, const Placed& placed) {
   call.operands[2] = {Region::TiedGrad, 0};
   segment.ops.push_back(call);
   Bindings bindings;
-  bind(bindings, Region::Grad) = {program_.gradients, gradBytes(placed.offset)};
+  bind(bindings, Region::Grad) = gradArg(placed.bucket, placed.offset);
   bind(bindings, Region::TiedGrad) = {tied_grad_, 0};
   addCompute(TaskKind::Backward, slot, -1, library_.add(std::move(segment)), bindings, {});
 }
 
 void RankLowerer::reduceBucket(std::int32_t index, const Slot& slot) {
-  const GradBucket& bucket = program_.buckets[static_cast<std::size_t>(index)];
-  if (bucketRanks(bucket) == 1) return;
-  const Arg full{program_.gradients, gradBytes(bucket.begin)};
-  const Arg shard{program_.gradients, gradBytes(bucket.begin + shardOffset(bucket))};
-  const bool scatter = plan_.zero >= 1;
-  const Comm comm = dataComm(scatter ? CommKind::ReduceScatter : CommKind::AllReduce,
-                             bucket.expert ? GroupKind::ExpertData : GroupKind::Data,
-                             static_cast<std::uint64_t>(index), bucket.count, full, scatter ? shard : full);
+  const GradBucket& bucket = bucketAt(index);
   const auto replicated = replicated_.find(index);
   const TaskId sum = replicated == replicated_.end() ? -1 : replicated->second;
+  if (zero_ >= 2) return scatterBucket(index, slot, {last_compute_, sum});
+  const std::int32_t ranks = bucketRanks(bucket), shards = shardsOf(bucket);
+  if (ranks == 1) return;
+  const Arg full{program_.gradients, gradBytes(bucket.begin)};
+  const Arg shard{program_.gradients, gradBytes(bucket.begin + shardOffset(bucket))};
+  const auto seq = static_cast<std::uint64_t>(index);
+  if (plan_.zero == 0) {
+    const Comm comm = dataComm(CommKind::AllReduce, bucket.expert ? GroupKind::ExpertData : GroupKind::Data,
+                               seq, bucket.count, full, full);
+    data_tasks_.push_back(
+        addComm(TaskKind::DataComm, Lane::Data, slot, -1, comm, {last_compute_, tied_task_, sum}));
+    return;
+  }
+  const Comm scatter = dataComm(CommKind::ReduceScatter, shardGroup(bucket), seq, bucket.count, full, shard);
   data_tasks_.push_back(
-      addComm(TaskKind::DataComm, Lane::Data, slot, -1, comm, {last_compute_, tied_task_, sum}));
+      addComm(TaskKind::DataComm, Lane::Data, slot, -1, scatter, {last_compute_, tied_task_, sum}));
+  if (shards == ranks) return;
+  const Comm across =
+      dataComm(CommKind::AllReduce, GroupKind::Replica, seq, bucket.count / shards, shard, shard);
+  data_tasks_.push_back(addComm(TaskKind::DataComm, Lane::Data, slot, -1, across, {}));
 }
 
 std::int64_t RankLowerer::shardOffset(const GradBucket& bucket) const {
-  return bucket.count / bucketRanks(bucket) * bucketIndex(bucket);
+  return bucket.count / shardsOf(bucket) * shardIndex(bucket);
 }
 
 void RankLowerer::finishGradients() {
@@ -96,12 +108,22 @@ void RankLowerer::finishGradients() {
     data_tasks_.push_back(tied_task_);
   }
   for (const auto& [bucket, at] : late_buckets_) reduceBucket(bucket, slot);
+  if (zero_ < 2) return;
+  addScattered(0);
+  for (std::size_t b = 0; b < program_.buckets.size(); ++b) {
+    const GradBucket& bucket = program_.buckets[b];
+    if (shardsOf(bucket) == bucketRanks(bucket)) continue;
+    const Arg shard{program_.gradients, gradBytes(bucket.state_begin)};
+    const Comm across =
+        dataComm(CommKind::AllReduce, GroupKind::Replica, b, bucket.count / shardsOf(bucket), shard, shard);
+    data_tasks_.push_back(addComm(TaskKind::DataComm, Lane::Data, slot, -1, across, {last_compute_}));
+  }
 }
 
 std::pair<std::int64_t, std::int64_t> RankLowerer::ownedRange(const GradBucket& bucket) const {
   if (plan_.zero == 0) return {bucket.begin, bucket.begin + bucket.count};
   const std::int64_t begin = bucket.begin + shardOffset(bucket);
-  return {begin, begin + bucket.count / bucketRanks(bucket)};
+  return {begin, begin + bucket.count / shardsOf(bucket)};
 }
 
 void RankLowerer::optimizerStep() {
@@ -124,12 +146,11 @@ void RankLowerer::optimizerStep() {
   for (std::size_t b = 0; b < program_.buckets.size(); ++b) {
     addCompute(TaskKind::Optimizer, slot, -1, library_.add(adamSegment(b)), bindings, {scalars_task_});
     const GradBucket& bucket = program_.buckets[b];
-    if (plan_.zero == 0 || bucketRanks(bucket) == 1) continue;
-    Comm comm = dataComm(CommKind::AllGather, bucket.expert ? GroupKind::ExpertData : GroupKind::Data,
-                         program_.buckets.size() + b, bucket.count,
+    if (plan_.zero == 0 || zero_ == 3 || plan_.overlap_param || shardsOf(bucket) == 1) continue;
+    Comm comm = dataComm(CommKind::AllGather, shardGroup(bucket), program_.buckets.size() + b, bucket.count,
                          {program_.weights, weightBytes(bucket.begin + shardOffset(bucket))},
                          {program_.weights, weightBytes(bucket.begin)});
-    comm.dtype = plan_.precision;
+    comm.dtype = storageType(plan_);
     addComm(TaskKind::DataComm, Lane::Data, slot, -1, comm, {last_compute_});
   }
 }
@@ -140,7 +161,7 @@ Segment RankLowerer::normSegment() {
     for (const Placed& placed : blocks) {
       const auto add = [&](std::int32_t bucket_index, std::int64_t begin, std::int64_t end) {
         const GradBucket& bucket = program_.buckets[static_cast<std::size_t>(bucket_index)];
-        if (plan_.zero == 0 && bucketIndex(bucket) != 0) return;  // replicas hold equal gradients
+        if (bucketIndex(bucket) >= shardsOf(bucket)) return;  // replicas hold equal gradients
         const auto [owned_begin, owned_end] = ownedRange(bucket);
         begin = std::max(begin, owned_begin);
         end = std::min(end, owned_end);
@@ -148,7 +169,8 @@ Segment RankLowerer::normSegment() {
         OpCall call;
         call.op = {OpKind::SumOfSquares, DType::F32, {end - begin}, 0};
         call.operands[0] = {Region::Scalars, (1 + placed.index) * sizeOf(DType::F64)};
-        call.operands[1] = {Region::Grad, gradBytes(begin)};
+        call.operands[1] = {Region::Grad,
+                            gradBytes(zero_ >= 2 ? bucket.state_begin + begin - owned_begin : begin)};
         segment.ops.push_back(call);
       };
       const Block& block = *placed.block;
@@ -183,10 +205,10 @@ Segment RankLowerer::adamSegment(std::size_t bucket_index) {
     const std::int64_t state = bucket.state_begin + (begin - owned_begin);
     OpCall call;
     call.op = {OpKind::AdamW, plan_.precision, {end - begin, decay, graph_.scalars.num_slots}, 0};
-    call.operands[0] = {Region::Weight, weightBytes(begin)};
+    call.operands[0] = {Region::Weight, weightBytes(zero_ == 3 ? state : begin)};
     call.operands[1] = {Region::Optimizer, stateBytes(state)};
     call.operands[2] = {Region::Optimizer, stateBytes(num_states + state)};
-    call.operands[3] = {Region::Grad, gradBytes(begin)};
+    call.operands[3] = {Region::Grad, gradBytes(zero_ >= 2 ? state : begin)};
     call.operands[4] = {Region::Scalars, 0};
     segment.ops.push_back(call);
   };

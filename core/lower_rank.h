@@ -21,7 +21,7 @@
 namespace bmt {
 
 enum class BlockKind : std::uint8_t { Embedding, Layer, Head };
-enum class Part : std::uint8_t { Forward, BackwardFirst, Backward, WeightFirst, Weight };
+enum class Part : std::uint8_t { Forward, BackwardFirst, Backward, WeightFirst, Weight, Core };
 
 // A block on this rank: where it is in the model and in the flat buffers.
 struct Placed {
@@ -33,6 +33,10 @@ struct Placed {
   std::int32_t bucket = 0;
   std::int64_t expert_offset = 0;  // of its experts, which lie in buckets of their own
   std::int32_t expert_bucket = -1;
+  Recompute recompute = Recompute::None;  // None, Selective or Full
+  // Full: blocks [segment_begin, segment_end) of the chunk are computed again together, from the first's
+  // input.
+  std::int32_t segment_begin = 0, segment_end = 0;
   const Block* block = nullptr;
 };
 
@@ -83,6 +87,8 @@ class Library {
         return block.backward;
       case Part::WeightFirst:
         return block.weight_first;
+      case Part::Core:
+        return block.core;
       case Part::Weight:
         break;
     }
@@ -167,7 +173,8 @@ class RankLowerer {
         num_microbatches_(schedule.num_microbatches),
         placement_(schedule.placement),
         split_(schedule.split_backward),
-        staged_(graph.granularity == Granularity::Stage) {
+        zero_(graph.plan.dataRanks() > 1 ? graph.plan.zero : std::min(graph.plan.zero, 1)),
+        staged_(graph.granularity == Granularity::Stage && zero_ < 2) {
     program_.rank = rank;
     program_.coord = graph.mesh.coordOf(rank);
   }
@@ -176,6 +183,7 @@ class RankLowerer {
     placeBlocks();
     makePersistentBuffers();
     emitScalarReset();
+    if (plan_.overlap_param) gatherAhead();
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       // Receives are posted before a slot computes, so that they overlap.
       for (; received_ < receives_.size() && receives_[received_].before <= static_cast<std::int32_t>(i);
@@ -227,7 +235,7 @@ class RankLowerer {
   bool tiedAcrossStages() const { return model_.tied_embedding && !endsShareRank(plan_); }
   bool tiedOnRank() const { return model_.tied_embedding && endsShareRank(plan_); }
   TaskId nextTask() const { return static_cast<TaskId>(program_.tasks.size()); }
-  Bytes weightBytes(std::int64_t elements) const { return elements * sizeOf(plan_.precision); }
+  Bytes weightBytes(std::int64_t elements) const { return elements * sizeOf(storageType(plan_)); }
   Bytes gradBytes(std::int64_t elements) const { return elements * sizeOf(plan_.grads); }
   static Bytes stateBytes(std::int64_t elements) { return elements * sizeOf(DType::F32); }
 
@@ -241,6 +249,7 @@ class RankLowerer {
   void addParams(const Placed& placed);
   BufferId addBuffer(BufferKind kind, Bytes bytes, bool persistent = false);
   void touch(BufferId id, TaskId task);
+  void span(BufferId id, TaskId first);
   void makePersistentBuffers();
 
   // Emission (lower_slots.cpp).
@@ -269,6 +278,11 @@ class RankLowerer {
   void forwardBlock(const Slot& slot, InFlight& flight, const std::vector<Placed>& blocks, std::size_t i,
                     TaskId recv);
   void backwardSlot(const Slot& slot);
+  // Runs the forward of a recompute segment again, which keeps what its backward needs.
+  void recomputeSegment(const Slot& slot, InFlight& flight, const std::vector<Placed>& blocks,
+                        const Placed& last, TaskId recv);
+  // What a block keeps from forward to backward.
+  static Bytes keptBytes(const Placed& placed);
   void backwardBlock(const Slot& slot, InFlight& flight, const std::vector<Placed>& blocks, std::size_t i,
                      TaskId recv);
   void weightSlot(const Slot& slot);
@@ -296,7 +310,37 @@ class RankLowerer {
     return bucket.expert ? graph_.mesh.expertDataIndex(program_.coord)
                          : graph_.mesh.dataIndex(program_.coord);
   }
+  // Ranks over which a bucket's states (gradients, parameters) are cut, and this rank's place among them.
+  std::int32_t shardsOf(const GradBucket& bucket) const {
+    if (plan_.zero == 0) return 1;
+    return plan_.shard > 0 ? plan_.shard : bucketRanks(bucket);
+  }
+  std::int32_t shardIndex(const GradBucket& bucket) const { return bucketIndex(bucket) % shardsOf(bucket); }
+  GroupKind shardGroup(const GradBucket& bucket) const {
+    return plan_.shard > 0 ? GroupKind::Shard : bucket.expert ? GroupKind::ExpertData : GroupKind::Data;
+  }
+  GradBucket& bucketAt(std::int32_t index) { return program_.buckets[static_cast<std::size_t>(index)]; }
   std::int64_t shardOffset(const GradBucket& bucket) const;
+
+  // ZeRO 2 and 3 (lower_shards.cpp): this micro-batch's gradients of a bucket, until they are scattered; the
+  // parameters of a bucket, while they are gathered.
+  bool overwritesGradients(const Slot& slot) const { return zero_ >= 2 || slot.microbatch == 0; }
+  Arg gradArg(std::int32_t bucket, std::int64_t element);
+  void bindGradients(Bindings& bindings, const Placed& placed);
+  Arg weightArg(std::int32_t bucket, std::int64_t element);
+  std::vector<std::int32_t> bucketsOf(const Placed& placed, bool forward) const;
+  // Gathers a block's parameters and starts gathering those of the next ones in the given direction; returns
+  // what the block has to wait for.
+  std::vector<TaskId> gatherBlock(const Slot& slot, const std::vector<Placed>& blocks, std::size_t i,
+                                  bool forward);
+  void gatherBucket(const Slot& slot, const Placed& reader, std::int32_t bucket);
+  void dropBlock(const Placed& placed, bool forward);
+  void scatterBucket(std::int32_t index, const Slot& slot, const std::vector<TaskId>& deps);
+  void addScattered(std::size_t keep);
+  std::uint64_t shardSeq(const Slot& slot, std::int32_t bucket, std::uint64_t what) const;
+  // overlap-param: last step's update is gathered beside this step's forward.
+  void gatherAhead();
+  std::vector<TaskId> aheadOf(const Slot& slot, const Placed& placed) const;
   // The two copies of a tied table add their gradients; then the buckets that waited are reduced.
   void finishGradients();
   // Elements of bucket that this rank's optimizer owns.
@@ -315,13 +359,24 @@ class RankLowerer {
   std::int32_t num_microbatches_;
   Placement placement_;
   bool split_;
-  bool staged_;
+  std::int32_t zero_;  // effective level: there is nothing to shard over one data rank
+  bool staged_;        // one task per chunk; ZeRO 2 and 3 talk between layers, so they keep a task per layer
   RankProgram program_;
   std::vector<std::vector<Placed>> blocks_;                              // [chunk]
   std::map<std::pair<std::int32_t, std::int32_t>, InFlight> in_flight_;  // (chunk, micro-batch)
   std::map<std::int32_t, TaskId> replicated_;  // bucket -> last sum of replicated gradients
   std::vector<std::pair<std::int32_t, Slot>> late_buckets_;
   std::vector<TaskId> data_tasks_;
+  std::map<std::int32_t, BufferId> gradients_of_;                 // bucket -> this micro-batch's
+  std::map<std::int32_t, std::pair<BufferId, TaskId>> gathered_;  // bucket -> its parameters
+  struct Scattered {
+    std::int32_t bucket = 0;
+    BufferId shard = -1;
+    TaskId task = -1;
+  };
+  std::vector<Scattered> scattered_;               // shards not yet added to the sum of micro-batches
+  std::map<std::int64_t, SegmentId> add_segment_;  // by elements
+  std::vector<TaskId> ahead_;                      // overlap-param: by bucket
   Placed tied_block_;
   BufferId tied_grad_ = -1;
   TaskId last_compute_ = -1, tied_task_ = -1, scalars_task_ = -1;

@@ -49,12 +49,10 @@ TaskId RankLowerer::addComm(TaskKind kind, Lane lane, const Slot& slot, std::int
 Bindings RankLowerer::baseBindings(const Placed& placed, std::int32_t microbatch) {
   Bindings bindings;
   const RankProgram& p = program_;
-  bind(bindings, Region::Weight) = {p.weights, weightBytes(placed.offset)};
-  bind(bindings, Region::Grad) = {p.gradients, gradBytes(placed.offset)};
-  if (placed.block->expert_elements > 0) {
-    bind(bindings, Region::Expert) = {p.weights, weightBytes(placed.expert_offset)};
-    bind(bindings, Region::ExpertGrad) = {p.gradients, gradBytes(placed.expert_offset)};
-  }
+  bind(bindings, Region::Weight) = weightArg(placed.bucket, placed.offset);
+  if (placed.expert_bucket >= 0)
+    bind(bindings, Region::Expert) = weightArg(placed.expert_bucket, placed.expert_offset);
+  if (zero_ < 2) bindGradients(bindings, placed);
   const BlockShape shape = makeBlockShape(model_, plan_, 0);
   if (placed.kind == BlockKind::Embedding)
     bind(bindings, Region::Tokens) = {p.tokens, inputBytes(shape) * microbatch};
@@ -62,7 +60,8 @@ Bindings RankLowerer::baseBindings(const Placed& placed, std::int32_t microbatch
     bind(bindings, Region::Targets) = {p.targets, targetElements(shape) * sizeOf(DType::I32) * microbatch};
     bind(bindings, Region::Scalars) = {p.scalars, 0};
     if (tiedOnRank()) {
-      bind(bindings, Region::Tied) = {p.weights, weightBytes(blocksOf(0).front().offset)};
+      const Placed& embedding = blocksOf(0).front();
+      bind(bindings, Region::Tied) = weightArg(embedding.bucket, embedding.offset);
       bind(bindings, Region::TiedGrad) = {tied_grad_, 0};
     }
   }
@@ -137,13 +136,13 @@ Comm RankLowerer::pipeComm(CommKind kind, bool forward, std::int32_t boundary, c
   comm.seq = static_cast<std::uint64_t>(boundary) * static_cast<std::uint64_t>(num_microbatches_) +
              static_cast<std::uint64_t>(slot.microbatch);
   comm.count = streamElements();
-  comm.dtype = plan_.precision;
+  comm.dtype = storageType(plan_);
   (send ? comm.src : comm.dst) = {buffer, 0};
   return comm;
 }
 
 BufferId RankLowerer::activations() {
-  return addBuffer(BufferKind::Activations, streamElements() * sizeOf(plan_.precision));
+  return addBuffer(BufferKind::Activations, streamElements() * sizeOf(storageType(plan_)));
 }
 
 void RankLowerer::receiveFor(const Slot& slot) {
@@ -208,6 +207,8 @@ void RankLowerer::forwardSlot(const Slot& slot) {
     forwardChunk(slot, flight, recv);
   } else {
     for (std::size_t i = 0; i < blocks.size(); ++i) forwardBlock(slot, flight, blocks, i, i == 0 ? recv : -1);
+    // Its gradients are complete: it has no backward of its own.
+    if (zero_ >= 2 && blocks.back().kind == BlockKind::Head) blockDone(slot, blocks, blocks.size() - 1);
   }
   if (!lastStage(slot.chunk)) handOver(slot, true, virtualStage(slot.chunk) + 1, flight.inputs.back());
 }
@@ -216,15 +217,19 @@ void RankLowerer::forwardBlock(const Slot& slot, InFlight& flight, const std::ve
                                std::size_t i, TaskId recv) {
   const Placed& placed = blocks[i];
   const Block& block = *placed.block;
+  std::vector<TaskId> deps = gatherBlock(slot, blocks, i, true);
+  deps.push_back(recv);
   Bindings bindings = baseBindings(placed, slot.microbatch);
+  if (zero_ >= 2 && placed.kind == BlockKind::Head) bindGradients(bindings, placed);
   if (flight.inputs[i] >= 0) bind(bindings, Region::In) = {flight.inputs[i], 0};
-  const bool recomputed = placed.kind == BlockKind::Layer && plan_.recompute == Recompute::Full;
+  const bool recomputed = placed.recompute == Recompute::Full;
   if (block.saved_bytes > 0) {
-    const BufferId saved =
-        addBuffer(recomputed ? BufferKind::Workspace : BufferKind::Activations, block.saved_bytes);
+    const BufferId saved = addBuffer(recomputed ? BufferKind::Workspace : BufferKind::Activations,
+                                     recomputed ? block.saved_bytes : keptBytes(placed));
     bind(bindings, Region::Saved) = {saved, 0};
     if (!recomputed) flight.saved[i] = saved;
   }
+  const TaskId first_task = nextTask();
   if (block.forward_work > 0)
     bind(bindings, Region::Work) = {addBuffer(BufferKind::Workspace, block.forward_work), 0};
   if (placed.kind == BlockKind::Head) {
@@ -237,9 +242,12 @@ void RankLowerer::forwardBlock(const Slot& slot, InFlight& flight, const std::ve
     bind(bindings, Region::Out) = {flight.inputs[i + 1], 0};
   }
   const Part part =
-      placed.kind == BlockKind::Head && slot.microbatch == 0 ? Part::BackwardFirst : Part::Forward;
+      placed.kind == BlockKind::Head && overwritesGradients(slot) ? Part::BackwardFirst : Part::Forward;
   emitPieces(placed, part, placed.kind == BlockKind::Head ? TaskKind::Head : TaskKind::Forward, slot,
-             bindings, {recv});
+             bindings, deps);
+  dropBlock(placed, true);
+  if (placed.recompute == Recompute::Selective && block.score_bytes > 0)
+    span(addBuffer(BufferKind::Workspace, block.score_bytes), first_task);
 }
 
 void RankLowerer::backwardSlot(const Slot& slot) {
@@ -254,7 +262,7 @@ void RankLowerer::backwardSlot(const Slot& slot) {
     for (std::size_t i = blocks.size(); i-- > 0;) {
       if (blocks[i].kind != BlockKind::Head)
         backwardBlock(slot, flight, blocks, i, std::exchange(pending, -1));
-      if (!split_) blockDone(slot, blocks, i);
+      if (!split_ && !(zero_ >= 2 && blocks[i].kind == BlockKind::Head)) blockDone(slot, blocks, i);
     }
   }
   if (!firstStage(slot.chunk)) handOver(slot, false, virtualStage(slot.chunk) - 1, flight.grads.front());
@@ -274,8 +282,8 @@ void RankLowerer::weightSlot(const Slot& slot) {
       if (flight.deferred[i] >= 0) bind(bindings, Region::Deferred) = {flight.deferred[i], 0};
       if (placed.block->weight_work > 0)
         bind(bindings, Region::Work) = {addBuffer(BufferKind::Workspace, placed.block->weight_work), 0};
-      emitPieces(placed, slot.microbatch == 0 ? Part::WeightFirst : Part::Weight, TaskKind::WeightGrad, slot,
-                 bindings, {});
+      emitPieces(placed, overwritesGradients(slot) ? Part::WeightFirst : Part::Weight, TaskKind::WeightGrad,
+                 slot, bindings, {});
     }
     blockDone(slot, blocks, i);
   }
@@ -286,21 +294,31 @@ void RankLowerer::backwardBlock(const Slot& slot, InFlight& flight, const std::v
                                 std::size_t i, TaskId recv) {
   const Placed& placed = blocks[i];
   const Block& block = *placed.block;
+  std::vector<TaskId> deps = gatherBlock(slot, blocks, i, false);
+  deps.push_back(recv);
   Bindings bindings = baseBindings(placed, slot.microbatch);
   if (flight.inputs[i] >= 0) bind(bindings, Region::In) = {flight.inputs[i], 0};
-  std::vector<TaskId> deps{recv};
-  if (placed.kind == BlockKind::Layer && plan_.recompute == Recompute::Full) {
-    flight.saved[i] = addBuffer(BufferKind::Workspace, block.saved_bytes);
+  if (placed.recompute == Recompute::Full) {
+    // As frameworks do, the gradient is received first, then the layers are computed again.
+    if (static_cast<std::int32_t>(i) + 1 == placed.segment_end)
+      recomputeSegment(slot, flight, blocks, placed, recv);
+    if (flight.inputs[i] >= 0) bind(bindings, Region::In) = {flight.inputs[i], 0};
+  }
+  const TaskId first_task = nextTask();
+  if (placed.recompute == Recompute::Selective) {
     Bindings again = bindings;
     bind(again, Region::Saved) = {flight.saved[i], 0};
-    const Bytes out_bytes = streamElements() * sizeOf(plan_.precision);
-    bind(again, Region::Out) = {addBuffer(BufferKind::Workspace, out_bytes), 0};
-    if (block.forward_work > 0)
-      bind(again, Region::Work) = {addBuffer(BufferKind::Workspace, block.forward_work), 0};
-    emitPieces(placed, Part::Forward, TaskKind::Recompute, slot, again, deps);
-    // As frameworks do, the gradient is received first, then the layer is computed again.
+    if (block.core_work > 0)
+      bind(again, Region::Work) = {addBuffer(BufferKind::Workspace, block.core_work), 0};
+    // A ring's first shift runs beside compute: its memory, too, is free only after what ran before.
+    if (block.core.front().is_comm) {
+      touch(bind(again, Region::Work).buffer, last_compute_);
+      deps.push_back(last_compute_);
+    }
+    emitPieces(placed, Part::Core, TaskKind::Recompute, slot, again, deps);
     deps.clear();
   }
+  if (zero_ >= 2) bindGradients(bindings, placed);
   if (flight.saved[i] >= 0) bind(bindings, Region::Saved) = {flight.saved[i], 0};
   bind(bindings, Region::Stream) = {flight.grads[i + 1], 0};
   if (split_ && placed.kind == BlockKind::Layer) {
@@ -311,27 +329,88 @@ void RankLowerer::backwardBlock(const Slot& slot, InFlight& flight, const std::v
   }
   if (block.backward_work > 0)
     bind(bindings, Region::Work) = {addBuffer(BufferKind::Workspace, block.backward_work), 0};
-  emitPieces(placed, slot.microbatch == 0 ? Part::BackwardFirst : Part::Backward, TaskKind::Backward, slot,
-             bindings, deps);
+  emitPieces(placed, overwritesGradients(slot) ? Part::BackwardFirst : Part::Backward, TaskKind::Backward,
+             slot, bindings, deps);
+  dropBlock(placed, false);
+  if (placed.recompute == Recompute::Selective && block.score_bytes > 0)
+    span(addBuffer(BufferKind::Workspace, block.score_bytes), first_task);
 }
+
+Bytes RankLowerer::keptBytes(const Placed& placed) {
+  if (placed.recompute == Recompute::Full) return 0;
+  const Bytes scores = placed.recompute == Recompute::Selective ? placed.block->score_bytes : 0;
+  return placed.block->saved_bytes - scores;
+}
+
+// A buffer that no operand names, live from `first` to the last task so far.
+void RankLowerer::span(BufferId id, TaskId first) {
+  touch(id, first);
+  touch(id, nextTask() - 1);
+}
+
+void RankLowerer::recomputeSegment(const Slot& slot, InFlight& flight, const std::vector<Placed>& blocks,
+                                   const Placed& last, TaskId recv) {
+  const auto end = static_cast<std::size_t>(last.segment_end);
+  const auto begin = static_cast<std::size_t>(last.segment_begin);
+  // What one layer needs is scratch; what a whole segment keeps for its layers' backwards are activations.
+  const BufferKind kind = end - begin > 1 ? BufferKind::Activations : BufferKind::Workspace;
+  for (std::size_t i = begin; i < end; ++i) {
+    const Block& block = *blocks[i].block;
+    std::vector<TaskId> deps;  // parameters stay gathered until the layer's backward
+    for (const std::int32_t bucket : bucketsOf(blocks[i], false)) {
+      gatherBucket(slot, blocks[i], bucket);
+      deps.push_back(gathered_.at(bucket).second);
+    }
+    deps.push_back(std::exchange(recv, -1));
+    Bindings bindings = baseBindings(blocks[i], slot.microbatch);
+    if (flight.inputs[i] >= 0) bind(bindings, Region::In) = {flight.inputs[i], 0};
+    flight.saved[i] = addBuffer(kind, block.saved_bytes);
+    bind(bindings, Region::Saved) = {flight.saved[i], 0};
+    const BufferId out =
+        addBuffer(i + 1 < end ? kind : BufferKind::Workspace, streamElements() * sizeOf(storageType(plan_)));
+    if (i + 1 < end) flight.inputs[i + 1] = out;
+    bind(bindings, Region::Out) = {out, 0};
+    if (block.forward_work > 0)
+      bind(bindings, Region::Work) = {addBuffer(BufferKind::Workspace, block.forward_work), 0};
+    emitPieces(blocks[i], Part::Forward, TaskKind::Recompute, slot, bindings, deps);
+  }
+}
+
+namespace {
+
+// A part of a block once more in a chunk's segment.
+void addPart(Library::ChunkKey& key, const Block* block, Part part) {
+  for (auto& [of, which, times] : key) {
+    if (of != block || which != part) continue;
+    ++times;
+    return;
+  }
+  key.emplace_back(block, part, 1);
+}
+
+}  // namespace
 
 void RankLowerer::forwardChunk(const Slot& slot, InFlight& flight, TaskId recv) {
   const std::vector<Placed>& blocks = blocksOf(slot.chunk);
   Bytes kept = 0, scratch = 0;
   Library::ChunkKey key;
-  const bool recompute = plan_.recompute == Recompute::Full;
-  const Bytes stream_bytes = streamElements() * sizeOf(plan_.precision);
-  for (const Placed& placed : blocks) {
+  const Bytes stream_bytes = streamElements() * sizeOf(storageType(plan_));
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const Placed& placed = blocks[i];
     const Block& block = *placed.block;
-    const bool layer = placed.kind == BlockKind::Layer;
     const bool head = placed.kind == BlockKind::Head;
-    const Part part = head && slot.microbatch == 0 ? Part::BackwardFirst : Part::Forward;
-    if (key.empty() || std::get<0>(key.back()) != &block) key.emplace_back(&block, part, 0);
-    ++std::get<2>(key.back());
-    // The first input is the receive buffer; the last output is sent.
-    if (!head && &placed != &blocks.back()) kept += stream_bytes;
-    if (!(layer && recompute)) kept += block.saved_bytes;
-    scratch = std::max(scratch, block.forward_work + (layer && recompute ? block.saved_bytes : 0));
+    addPart(key, &block, head && overwritesGradients(slot) ? Part::BackwardFirst : Part::Forward);
+    // The first input is the receive buffer; the last output is sent; inside a recompute segment nothing
+    // stays.
+    const bool inside =
+        placed.recompute == Recompute::Full && static_cast<std::int32_t>(i) + 1 < placed.segment_end;
+    if (!head && i + 1 < blocks.size() && !inside) kept += stream_bytes;
+    kept += keptBytes(placed);
+    scratch = std::max(scratch, block.forward_work + block.saved_bytes - keptBytes(placed));
+  }
+  std::vector<TaskId> deps{recv};
+  for (const Placed& placed : blocks) {
+    for (const TaskId task : aheadOf(slot, placed)) deps.push_back(task);
   }
   Bindings bindings;
   const auto use = [&](Region region, BufferId id) { bind(bindings, region) = {id, 0}; };
@@ -344,35 +423,38 @@ void RankLowerer::forwardChunk(const Slot& slot, InFlight& flight, TaskId recv) 
   } else {
     use(Region::Out, flight.inputs.back() = activations());
   }
-  addCompute(TaskKind::Forward, slot, -1, library_.chunkSegment(key), bindings, {recv});
+  addCompute(TaskKind::Forward, slot, -1, library_.chunkSegment(key), bindings, deps);
 }
 
 void RankLowerer::backwardChunk(const Slot& slot, InFlight& flight, TaskId recv) {
   const std::vector<Placed>& blocks = blocksOf(slot.chunk);
-  Bytes scratch = 0, deferred = 0;
+  Bytes scratch = 0, deferred = 0, segment = 0;
   Library::ChunkKey key;
-  const bool recompute = plan_.recompute == Recompute::Full;
-  const Part part = slot.microbatch == 0 ? Part::BackwardFirst : Part::Backward;
-  const Bytes stream_bytes = streamElements() * sizeOf(plan_.precision);
-  for (const Placed& placed : blocks) {
+  const Part part = overwritesGradients(slot) ? Part::BackwardFirst : Part::Backward;
+  const Bytes stream_bytes = streamElements() * sizeOf(storageType(plan_));
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const Placed& placed = blocks[i];
     const Block& block = *placed.block;
     if (placed.kind == BlockKind::Head) continue;
-    const bool layer = placed.kind == BlockKind::Layer;
+    const bool layer = placed.kind == BlockKind::Layer, full = placed.recompute == Recompute::Full;
     // Kept for W: what the layer defers and the gradient of its input (that of the chunk's is a buffer of its
     // own).
-    if (layer && split_) deferred += block.deferred_bytes + (&placed == &blocks.front() ? 0 : stream_bytes);
+    if (layer && split_) deferred += block.deferred_bytes + (i == 0 ? 0 : stream_bytes);
     Bytes need = block.backward_work;
-    if (layer && recompute) need = std::max(block.backward_work, block.forward_work + stream_bytes);
-    // What is computed again lives until its last reader: here, or in W.
-    if (layer && recompute && split_) deferred += block.saved_bytes;
-    if (layer && recompute && !split_) need += block.saved_bytes;
+    if (full) need = std::max(need, block.forward_work + stream_bytes);
+    // What is computed again lives until its last reader: here, or in W. A segment's layers are all computed
+    // before the first backward.
+    if (full && static_cast<std::int32_t>(i) == placed.segment_begin) segment = 0;
+    if (full)
+      segment +=
+          block.saved_bytes + (static_cast<std::int32_t>(i) == placed.segment_begin ? 0 : stream_bytes);
+    if (full && split_) deferred += block.saved_bytes;
+    if (full && !split_) need += segment;
+    if (placed.recompute == Recompute::Selective) need = std::max(need, block.core_work) + block.score_bytes;
     scratch = std::max(scratch, need);
-    if (key.empty() || std::get<0>(key.back()) != &block) {
-      if (layer && recompute) key.emplace_back(&block, Part::Forward, 0);
-      key.emplace_back(&block, part, 0);
-    }
-    ++std::get<2>(key.back());
-    if (layer && recompute) ++std::get<2>(key[key.size() - 2]);
+    if (full) addPart(key, &block, Part::Forward);
+    if (placed.recompute == Recompute::Selective) addPart(key, &block, Part::Core);
+    addPart(key, &block, part);
   }
   Bindings bindings;
   const auto use = [&](Region region, BufferId id) {
@@ -392,7 +474,7 @@ void RankLowerer::weightChunk(const Slot& slot, InFlight& flight) {
   const std::vector<Placed>& blocks = blocksOf(slot.chunk);
   Bytes scratch = 0;
   Library::ChunkKey key;
-  const Part part = slot.microbatch == 0 ? Part::WeightFirst : Part::Weight;
+  const Part part = overwritesGradients(slot) ? Part::WeightFirst : Part::Weight;
   for (const Placed& placed : blocks) {
     if (placed.kind == BlockKind::Head) continue;
     scratch = std::max(scratch, placed.block->weight_work);

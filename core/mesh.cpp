@@ -18,6 +18,10 @@ std::string_view toString(GroupKind kind) {
       return "expert";
     case GroupKind::ExpertData:
       return "expert data";
+    case GroupKind::Shard:
+      return "shard";
+    case GroupKind::Replica:
+      return "replica";
     case GroupKind::Embedding:
       return "embedding";
     case GroupKind::ForwardPair:
@@ -29,7 +33,13 @@ std::string_view toString(GroupKind kind) {
 }
 
 Mesh::Mesh(const Plan& plan)
-    : dp_(plan.dp), pp_(plan.pp), cp_(plan.cp), tp_(plan.tp), ep_(plan.ep), num_ranks_(plan.numRanks()) {
+    : dp_(plan.dp),
+      pp_(plan.pp),
+      cp_(plan.cp),
+      tp_(plan.tp),
+      ep_(plan.ep),
+      shard_(plan.shard > 0 ? plan.shard : plan.dataRanks()),
+      num_ranks_(plan.numRanks()) {
   BMT_CHECK(num_ranks_ < (1 << kGroupAnchorBits), "more ranks than group ids can name");
   std::int32_t stride = 1;
   for (std::size_t at = 0; at < plan.order.size(); at += 3) {
@@ -73,6 +83,12 @@ GroupId Mesh::groupOf(GroupKind kind, RankId rank) const {
     case GroupKind::ExpertData:
       setDataIndex(c, dataIndex(c) % ep_);
       break;
+    case GroupKind::Shard:
+      setDataIndex(c, dataIndex(c) / shard_ * shard_);
+      break;
+    case GroupKind::Replica:
+      setDataIndex(c, dataIndex(c) % shard_);
+      break;
     case GroupKind::Embedding:
       c.pp = 0;
       break;
@@ -97,8 +113,10 @@ std::vector<RankId> Mesh::members(GroupId group) const {
       break;
     case GroupKind::Data:
     case GroupKind::Expert:
-    case GroupKind::ExpertData: {
-      const std::int32_t step = kind == GroupKind::ExpertData ? ep_ : 1;
+    case GroupKind::ExpertData:
+    case GroupKind::Shard:
+    case GroupKind::Replica: {
+      const std::int32_t step = kind == GroupKind::ExpertData ? ep_ : kind == GroupKind::Replica ? shard_ : 1;
       const std::int32_t begin = dataIndex(c);
       for (std::int32_t i = 0; i < groupSize(kind); ++i) {
         setDataIndex(c, begin + i * step);
@@ -138,6 +156,10 @@ std::int32_t Mesh::groupSize(GroupKind kind) const {
       return ep_;
     case GroupKind::ExpertData:
       return dp_ * cp_ / ep_;
+    case GroupKind::Shard:
+      return shard_;
+    case GroupKind::Replica:
+      return dp_ * cp_ / shard_;
     case GroupKind::Embedding:
       return pp_ > 1 ? 2 : 1;
     case GroupKind::ForwardPair:

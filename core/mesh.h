@@ -25,6 +25,8 @@ enum class GroupKind : std::uint8_t {
   Context,       // equal dp, pp, tp
   Expert,        // ep ranks that follow each other in Data: tokens are exchanged between their experts
   ExpertData,    // every ep-th rank of Data: they hold the same experts
+  Shard,         // `shard` dp ranks that follow each other in Data: ZeRO shards over them
+  Replica,       // every shard-th rank of Data: they hold the same shard
   Embedding,     // first and last pipeline stage of equal dp, cp, tp: tied embedding gradients
   ForwardPair,   // {sender on stage s, receiver on stage (s + 1) mod pp}; anchor = sender
   BackwardPair,  // {sender on stage s, receiver on stage (s - 1) mod pp}; anchor = sender
@@ -67,7 +69,7 @@ class Mesh {
  private:
   void setDataIndex(Coord& c, std::int32_t index) const;
 
-  std::int32_t dp_ = 1, pp_ = 1, cp_ = 1, tp_ = 1, ep_ = 1, num_ranks_ = 1;
+  std::int32_t dp_ = 1, pp_ = 1, cp_ = 1, tp_ = 1, ep_ = 1, shard_ = 1, num_ranks_ = 1;
   std::array<std::int32_t, 4> stride_{1, 1, 1, 1};  // dp, pp, cp, tp
 };
 

@@ -27,7 +27,9 @@ BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t
   shape.decoder_seq = model.decoder_seq_len;
   shape.decoder_tokens = plan.micro_batch * shape.decoder_seq;
   shape.decoder_rows = shape.decoder_tokens / cut;
-  shape.dtype = plan.precision;
+  shape.dtype = storageType(plan);
+  shape.grads = plan.grads;
+  shape.fp8 = plan.precision == DType::F8;
   shape.attention = plan.attention;
   shape.pointwise = plan.pointwise;
   const std::int64_t loss_rows = targetElements(shape);

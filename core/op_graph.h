@@ -52,6 +52,10 @@ struct Block {
   // Split backward: the two above hold the input gradients (and the norms' parameter gradients), these the
   // rest.
   std::vector<Piece> weight_first, weight;
+  // Selective recompute: the attention core again, from q, k, v to its result, in place. The last
+  // `score_bytes` of what is saved are then scratch of forward and backward.
+  std::vector<Piece> core;
+  Bytes core_work = 0, score_bytes = 0;
   Bytes saved_bytes = 0, forward_work = 0, backward_work = 0, weight_work = 0, deferred_bytes = 0;
   std::vector<BlockParam> params;         // decayed ones first, then sharded biases, then replicated ones
   std::int64_t elements = 0;              // of the block in the flat buffers (local shard)
@@ -77,6 +81,8 @@ struct BlockShape {
   bool sequence_parallel = false, tp_overlap = false;
   bool split_backward = false;
   DType dtype = DType::F32;  // activations and weights
+  DType grads = DType::F32;  // parameter gradients
+  bool fp8 = false;          // linear layers multiply 8-bit copies of their operands
   AttentionKernel attention = AttentionKernel::Flash;
   Pointwise pointwise = Pointwise::Fused;
   std::int64_t loss_rows = 0;  // rows of logits at a time

@@ -32,19 +32,22 @@ const std::vector<std::string> kKeys{"dp",
                                      "layers",
                                      "shares",
                                      "zero",
+                                     "shard",
+                                     "prefetch",
                                      "sp",
                                      "recompute",
                                      "precision",
                                      "bucket",
                                      "overlap-grad",
                                      "no-overlap-grad",
+                                     "overlap-param",
+                                     "offload",
+                                     "compress",
                                      "loss-chunk",
                                      "attention",
                                      "pointwise",
                                      "grads",
                                      "order"};
-// Keys of the interface that this version does not lower; refused instead of ignored.
-const std::vector<std::string> kLaterKeys{"compress", "offload", "overlap-param"};
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
   throw Error(ErrorKind::BadInput, what, where);
@@ -92,8 +95,25 @@ constexpr std::array<std::pair<const char*, ScheduleKind>, kNumScheduleKinds> kS
      {"zb-v", ScheduleKind::ZbV},
      {"zb-auto", ScheduleKind::ZbAuto},
      {"dualpipev", ScheduleKind::DualPipeV}}};
-constexpr std::array<std::pair<const char*, Recompute>, 2> kRecomputes{
-    {{"none", Recompute::None}, {"full", Recompute::Full}}};
+// In the order of the enumeration; the last two carry figures and are parsed apart.
+constexpr std::array<std::pair<const char*, Recompute>, 6> kRecomputes{{{"none", Recompute::None},
+                                                                        {"selective", Recompute::Selective},
+                                                                        {"full", Recompute::Full},
+                                                                        {"every", Recompute::Every},
+                                                                        {"sqrt", Recompute::Sqrt},
+                                                                        {"list", Recompute::List}}};
+constexpr std::array<std::pair<const char*, Recompute>, 4> kPlainRecomputes{
+    {{"none", Recompute::None},
+     {"selective", Recompute::Selective},
+     {"full", Recompute::Full},
+     {"sqrt", Recompute::Sqrt}}};
+constexpr std::array<std::pair<const char*, Recompute>, 3> kLayerRecomputes{
+    {{"none", Recompute::None}, {"selective", Recompute::Selective}, {"full", Recompute::Full}}};
+constexpr std::array<std::pair<const char*, Compress>, 2> kPlainCompress{
+    {{"none", Compress::None}, {"int8", Compress::Int8}}};
+constexpr std::array<std::pair<const char*, DType>, 3> kGrads{
+    {{"fp32", DType::F32}, {"bf16", DType::BF16}, {"fp16", DType::F16}}};
+constexpr std::array<std::pair<const char*, bool>, 2> kOffloads{{{"none", false}, {"optimizer", true}}};
 constexpr std::array<std::pair<const char*, AttentionKernel>, 4> kAttentions{
     {{"flash", AttentionKernel::Flash},
      {"flash1", AttentionKernel::Flash1},
@@ -103,23 +123,82 @@ constexpr std::array<std::pair<const char*, Pointwise>, 3> kPointwise{
     {{"fused", Pointwise::Fused}, {"norms", Pointwise::Norms}, {"eager", Pointwise::Eager}}};
 constexpr std::array<std::pair<const char*, ContextKind>, 2> kContexts{
     {{"ring", ContextKind::Ring}, {"a2a", ContextKind::AllToAll}}};
-constexpr std::array<std::pair<const char*, DType>, 3> kPrecisions{
-    {{"fp32", DType::F32}, {"bf16", DType::BF16}, {"fp16", DType::F16}}};
+constexpr std::array<std::pair<const char*, DType>, 5> kPrecisions{{{"fp32", DType::F32},
+                                                                    {"tf32", DType::TF32},
+                                                                    {"bf16", DType::BF16},
+                                                                    {"fp16", DType::F16},
+                                                                    {"fp8", DType::F8}}};
 
-// "12/12/11/13"; a trailing '/' leaves an empty part, which is no number.
-std::vector<std::int64_t> parseList(const std::string& key, const std::string& value) {
-  std::vector<std::int64_t> list;
-  for (std::size_t begin = 0; begin <= value.size();) {
-    const std::size_t end = std::min(value.find('/', begin), value.size());
-    list.push_back(degree(key, parseInt(key, value.substr(begin, end - begin))));
+double parseReal(const std::string& key, const std::string& value) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size())
+    fail("plan." + key, fmt::format("expected a number, got '{}'", value));
+  return number;
+}
+
+std::vector<std::string> parts(const std::string& value, char separator) {
+  std::vector<std::string> list;
+  for (std::size_t begin = 0; begin <= value.size();) {  // a trailing separator leaves an empty part
+    const std::size_t end = std::min(value.find(separator, begin), value.size());
+    list.push_back(value.substr(begin, end - begin));
     begin = end + 1;
   }
   return list;
 }
 
+void setRecompute(Plan& plan, const std::string& value) {
+  const std::string key = "recompute";
+  plan.recompute_every = 0;
+  plan.recompute_layers.clear();
+  if (value.starts_with("every:")) {
+    plan.recompute = Recompute::Every;
+    plan.recompute_every = degree(key, parseInt(key, value.substr(6)));
+    return;
+  }
+  if (value.find('/') == std::string::npos && value.find('*') == std::string::npos) {
+    plan.recompute = oneOf(key, value, kPlainRecomputes);
+    return;
+  }
+  constexpr std::int64_t kMaxLayers = 1 << 16;
+  plan.recompute = Recompute::List;
+  for (const std::string& part : parts(value, '/')) {
+    const std::size_t star = part.find('*');
+    const std::int64_t count = star == std::string::npos ? 1 : parseInt(key, part.substr(star + 1));
+    if (count < 1 || count + static_cast<std::int64_t>(plan.recompute_layers.size()) > kMaxLayers)
+      fail("plan." + key, fmt::format("'{}' is not between 1 and {} layers", part, kMaxLayers));
+    plan.recompute_layers.insert(plan.recompute_layers.end(), static_cast<std::size_t>(count),
+                                 oneOf(key, part.substr(0, star), kLayerRecomputes));
+  }
+}
+
+void setCompress(Plan& plan, const std::string& value) {
+  const std::string key = "compress";
+  plan.compress_value = 0;
+  const bool topk = value.starts_with("topk:"), threshold = value.starts_with("threshold:");
+  if (!topk && !threshold) {
+    plan.compress = oneOf(key, value, kPlainCompress);
+    return;
+  }
+  plan.compress = topk ? Compress::TopK : Compress::Threshold;
+  plan.compress_value = parseReal(key, value.substr(value.find(':') + 1));
+  if (topk && !(plan.compress_value > 0 && plan.compress_value <= 1))
+    fail("plan." + key,
+         fmt::format("topk:{} is no share of the entries, above 0 and at most 1", value.substr(5)));
+  if (threshold && !(plan.compress_value >= 0 && plan.compress_value < 1e30))
+    fail("plan." + key, fmt::format("threshold:{} is no absolute value of at least 0", value.substr(10)));
+}
+
+// "12/12/11/13"; a trailing '/' leaves an empty part, which is no number.
+std::vector<std::int64_t> parseList(const std::string& key, const std::string& value) {
+  std::vector<std::int64_t> list;
+  for (const std::string& part : parts(value, '/')) list.push_back(degree(key, parseInt(key, part)));
+  return list;
+}
+
 void set(Plan& plan, const std::string& key, const std::string& value) {
-  const bool flag =
-      key == "sp" || key == "overlap-grad" || key == "no-overlap-grad" || key == "tp-overlap";
+  const bool flag = key == "sp" || key == "overlap-grad" || key == "no-overlap-grad" ||
+                    key == "overlap-param" || key == "tp-overlap";
   if (!flag && value.empty()) fail("plan." + key, "needs a value: " + key + "=...");
   if (key == "dp") plan.dp = degree(key, parseInt(key, value));
   if (key == "tp") plan.tp = degree(key, parseInt(key, value));
@@ -131,12 +210,21 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
   if (key == "gb") plan.global_batch = degree(key, parseInt(key, value));
   if (key == "zero") {
     const std::int64_t zero = parseInt(key, value);
-    if (zero < 0 || zero > 1)
-      fail("plan.zero", fmt::format("{} is not supported by this version; supported: 0, 1", zero));
+    if (zero < 0 || zero > 3) fail("plan.zero", fmt::format("{} is not one of 0, 1, 2, 3", zero));
     plan.zero = static_cast<std::int32_t>(zero);
   }
   if (key == "cp-kind") plan.context = oneOf(key, value, kContexts);
   if (key == "tp-overlap") plan.tp_overlap = parseBool(key, value);
+  if (key == "shard") plan.shard = degree(key, parseInt(key, value));
+  if (key == "prefetch") {
+    const std::int64_t layers = parseInt(key, value);
+    if (layers < 0 || layers > 1024)
+      fail("plan.prefetch", fmt::format("{} is not between 0 and 1024 layers", layers));
+    plan.prefetch = static_cast<std::int32_t>(layers);
+  }
+  if (key == "overlap-param") plan.overlap_param = parseBool(key, value);
+  if (key == "offload") plan.offload_optimizer = oneOf(key, value, kOffloads);
+  if (key == "compress") setCompress(plan, value);
   if (key == "sp") plan.sequence_parallel = parseBool(key, value);
   if (key == "overlap-grad") plan.overlap_grad = parseBool(key, value);
   if (key == "no-overlap-grad") plan.overlap_grad = !parseBool(key, value);
@@ -148,7 +236,7 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
       plan.schedule = oneOf(key, value, kSchedules);
     }
   }
-  if (key == "recompute") plan.recompute = oneOf(key, value, kRecomputes);
+  if (key == "recompute") setRecompute(plan, value);
   if (key == "precision") plan.precision = oneOf(key, value, kPrecisions);
   if (key == "bucket") {
     plan.bucket = parseBytes(value);
@@ -161,7 +249,7 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
   }
   if (key == "attention") plan.attention = oneOf(key, value, kAttentions);
   if (key == "pointwise") plan.pointwise = oneOf(key, value, kPointwise);
-  if (key == "grads") plan.grads = oneOf(key, value, kPrecisions);
+  if (key == "grads") plan.grads = oneOf(key, value, kGrads);
   if (key == "order") plan.order = value;
   if (key == "layers") plan.layers_per_stage = parseList(key, value);
   if (key == "shares") plan.batch_shares = parseList(key, value);
@@ -170,11 +258,6 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
 void checkKey(const std::string& key) {
   for (const std::string& known : kKeys) {
     if (key == known) return;
-  }
-  for (const std::string& later : kLaterKeys) {
-    if (key == later)
-      fail("plan." + key,
-           fmt::format("is not supported by this version; supported: {}", fmt::join(kKeys, ", ")));
   }
   fail("plan." + key, fmt::format("unknown key; the nearest is '{}'", nearestName(key, kKeys)));
 }
@@ -190,6 +273,32 @@ std::string scheduleName(const Plan& plan) {
 }
 std::string_view toString(Recompute policy) {
   return kRecomputes[static_cast<std::size_t>(policy)].first;
+}
+std::string recomputeText(const Plan& plan) {
+  if (plan.recompute == Recompute::Every) return fmt::format("every:{}", plan.recompute_every);
+  if (plan.recompute != Recompute::List) return std::string(toString(plan.recompute));
+  std::string text;
+  for (std::size_t i = 0; i < plan.recompute_layers.size();) {
+    std::size_t end = i;
+    while (end < plan.recompute_layers.size() && plan.recompute_layers[end] == plan.recompute_layers[i])
+      ++end;
+    text += fmt::format("{}{}*{}", text.empty() ? "" : "/", toString(plan.recompute_layers[i]), end - i);
+    i = end;
+  }
+  return text;
+}
+std::string compressText(const Plan& plan) {
+  switch (plan.compress) {
+    case Compress::None:
+      return "none";
+    case Compress::Int8:
+      return "int8";
+    case Compress::TopK:
+      return fmt::format("topk:{}", plan.compress_value);
+    case Compress::Threshold:
+      return fmt::format("threshold:{}", plan.compress_value);
+  }
+  return "none";
 }
 std::string_view toString(AttentionKernel kernel) {
   return kAttentions[static_cast<std::size_t>(kernel)].first;
@@ -234,12 +343,17 @@ std::string planToText(const Plan& plan) {
   add(!plan.layers_per_stage.empty(), fmt::format("layers={}", fmt::join(plan.layers_per_stage, "/")));
   add(!plan.batch_shares.empty(), fmt::format("shares={}", fmt::join(plan.batch_shares, "/")));
   add(plan.zero != defaults.zero, fmt::format("zero={}", plan.zero));
+  add(plan.shard != defaults.shard, fmt::format("shard={}", plan.shard));
+  add(plan.prefetch != defaults.prefetch, fmt::format("prefetch={}", plan.prefetch));
   add(plan.sequence_parallel, "sp");
   add(plan.tp_overlap, "tp-overlap");
-  add(plan.recompute != defaults.recompute, fmt::format("recompute={}", toString(plan.recompute)));
+  add(plan.recompute != defaults.recompute, "recompute=" + recomputeText(plan));
   add(plan.precision != defaults.precision, fmt::format("precision={}", toString(plan.precision)));
   add(plan.bucket != defaults.bucket, fmt::format("bucket={}", plan.bucket));
   add(plan.overlap_grad != defaults.overlap_grad, "no-overlap-grad");
+  add(plan.overlap_param, "overlap-param");
+  add(plan.offload_optimizer, "offload=optimizer");
+  add(plan.compress != defaults.compress, "compress=" + compressText(plan));
   add(plan.loss_chunk != defaults.loss_chunk, fmt::format("loss-chunk={}", plan.loss_chunk));
   add(plan.attention != defaults.attention, fmt::format("attention={}", toString(plan.attention)));
   add(plan.pointwise != defaults.pointwise, fmt::format("pointwise={}", toString(plan.pointwise)));
@@ -263,11 +377,16 @@ std::string planToJson(const Plan& plan) {
   if (!plan.layers_per_stage.empty()) json["layers"] = plan.layers_per_stage;
   if (!plan.batch_shares.empty()) json["shares"] = plan.batch_shares;
   json["zero"] = plan.zero;
+  if (plan.shard != 0) json["shard"] = plan.shard;
+  if (plan.prefetch != 1) json["prefetch"] = plan.prefetch;
   json["sp"] = plan.sequence_parallel;
-  json["recompute"] = std::string(toString(plan.recompute));
+  json["recompute"] = recomputeText(plan);
   json["precision"] = std::string(toString(plan.precision));
   json["bucket"] = plan.bucket;
   json["overlap-grad"] = plan.overlap_grad;
+  if (plan.overlap_param) json["overlap-param"] = true;
+  if (plan.offload_optimizer) json["offload"] = "optimizer";
+  if (plan.compress != Compress::None) json["compress"] = compressText(plan);
   json["loss-chunk"] = plan.loss_chunk;
   if (plan.attention != AttentionKernel::Flash) json["attention"] = std::string(toString(plan.attention));
   if (plan.pointwise != Pointwise::Fused) json["pointwise"] = std::string(toString(plan.pointwise));
@@ -338,6 +457,27 @@ std::vector<std::int64_t> layersOfStages(const ModelSpec& model, const Plan& pla
   for (std::int64_t v = 1; rest > 0; v = (v + 1) % stages, --rest)
     ++layers[static_cast<std::size_t>(v % stages)];
   return layers;
+}
+
+DType storageType(const Plan& plan) {
+  return plan.precision == DType::F8 ? DType::BF16 : plan.precision;
+}
+
+std::vector<RecomputeSegment> recomputeSegments(const Plan& plan, std::int64_t first, std::int64_t layers) {
+  std::vector<RecomputeSegment> segments;
+  const bool grouped = plan.recompute == Recompute::Every || plan.recompute == Recompute::Sqrt;
+  std::int64_t length = 1;
+  if (plan.recompute == Recompute::Every) length = plan.recompute_every;
+  if (plan.recompute == Recompute::Sqrt) {
+    while (length * length < layers) ++length;
+  }
+  for (std::int64_t begin = 0; begin < layers; begin += length) {
+    Recompute policy = grouped ? Recompute::Full : plan.recompute;
+    if (plan.recompute == Recompute::List)
+      policy = plan.recompute_layers[static_cast<std::size_t>(first + begin)];
+    segments.push_back({begin, std::min(begin + length, layers), policy});
+  }
+  return segments;
 }
 
 }  // namespace bmt

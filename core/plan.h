@@ -50,7 +50,19 @@ enum class AttentionKernel : std::uint8_t {
 // Element-wise chains: fused kernels; norms fused and the rest op by op; all op by op, as plain PyTorch runs
 // them.
 enum class Pointwise : std::uint8_t { Fused, Norms, Eager };  // "fused", "norms", "eager"
-enum class Recompute : std::uint8_t { None, Full };           // "none", "full" (each layer from its input)
+// What is computed again in the backward pass (Chen et al. 2016; Korthikanti et al. 2022). "none";
+// "selective": only the attention core (scores, softmax, values); "full": each layer from its input;
+// "every:K": segments of K layers, each from the input of its first; "sqrt": K = ceil(sqrt(layers of the
+// chunk)); a list: a policy for each layer of the model, "full*8/selective*16/none*72".
+enum class Recompute : std::uint8_t { None, Selective, Full, Every, Sqrt, List };
+// How gradients travel over the data axis: as they are; 8-bit integers with a scale for each chunk; the
+// largest share of entries with their indices; entries above an absolute threshold with their indices.
+enum class Compress : std::uint8_t {
+  None,
+  Int8,
+  TopK,
+  Threshold
+};  // "none", "int8", "topk:F", "threshold:X"
 
 // How attention sees the whole sequence when it is cut over cp: keys and values circulate (Liu, Zaharia,
 // Abbeel 2023; zigzag order, so that causal work is equal), or heads are exchanged for tokens by
@@ -71,13 +83,25 @@ struct Plan {
   std::vector<std::int64_t> layers_per_stage;
   // Micro-batches of each dp replica ("shares=5/3"), for replicas of unequal speed. Empty = equal shares.
   std::vector<std::int64_t> batch_shares;
-  std::int32_t zero = 0;           // 0 or 1 (optimizer states sharded over dp)
+  // What is sharded over the data axis (Rajbhandari et al. 2020): 0 nothing, 1 optimizer states, 2 gradients
+  // too, 3 parameters too.
+  std::int32_t zero = 0;
+  std::int32_t shard = 0;          // hybrid sharding: over this many data ranks, copies above; 0 = all
+  std::int32_t prefetch = 1;       // zero=3: layers whose parameters are gathered ahead of use
   bool sequence_parallel = false;  // shard norms and residuals over tp along tokens
   bool tp_overlap = false;         // tensor-parallel communication beside the products it feeds or follows
   Recompute recompute = Recompute::None;
-  DType precision = DType::F32;  // of activations and of the weights used in matrix products
-  Bytes bucket = 25 * kMiB;      // gradient bucket of the dp reduction
-  bool overlap_grad = true;      // reduce a bucket as soon as its last micro-batch is done
+  std::int32_t recompute_every = 0;         // K of "every:K"
+  std::vector<Recompute> recompute_layers;  // [layers] of the list: None, Selective or Full
+  // Of matrix products. fp32, tf32 (fp32 storage), bf16, fp16 (16-bit weights and activations, fp32 master
+  // weights and moments), fp8 (bf16 storage; linear layers multiply 8-bit copies, Transformer Engine).
+  DType precision = DType::F32;
+  Bytes bucket = 25 * kMiB;        // gradient bucket of the dp reduction
+  bool overlap_grad = true;        // reduce a bucket as soon as its last micro-batch is done
+  bool overlap_param = false;      // zero 1, 2: gather parameters beside the next step's forward
+  bool offload_optimizer = false;  // states and update on the host (ZeRO-Offload, Ren et al. 2021)
+  Compress compress = Compress::None;
+  double compress_value = 0;  // topk: share of entries; threshold: absolute value
   // Rows of the logits computed at a time in head and loss; 0 = the whole micro-batch. Small values save the
   // (tokens, vocab) buffer.
   std::int64_t loss_chunk = 0;
@@ -98,9 +122,14 @@ struct Plan {
   std::int32_t numVirtualStages() const { return pp * chunks; }
 };
 
+// Type in which weights and activations are stored.
+DType storageType(const Plan& plan);
+
 std::string_view toString(ScheduleKind kind);
-std::string scheduleName(const Plan& plan);  // its kind, or the path of its file
-std::string_view toString(Recompute policy);
+std::string scheduleName(const Plan& plan);   // its kind, or the path of its file
+std::string_view toString(Recompute policy);  // "every" and "list" without their figures
+std::string recomputeText(const Plan& plan);  // with them: "every:4", "full*2/none*10"
+std::string compressText(const Plan& plan);
 std::string_view toString(AttentionKernel kernel);
 std::string_view toString(Pointwise fusion);
 std::string_view toString(ContextKind kind);
@@ -115,6 +144,16 @@ std::string planToJson(const Plan& plan);
 // Layers of each virtual stage (see layers_per_stage), defaults filled in. The remainder goes to the middle
 // stages first: the first also holds the embedding and the last the head.
 std::vector<std::int64_t> layersOfStages(const ModelSpec& model, const Plan& plan);
+
+// Which layers of a chunk are computed again together: segment s covers layers [begin, end) of the chunk, all
+// with the same policy (None, Selective or Full; several layers only where Full).
+struct RecomputeSegment {
+  std::int64_t begin = 0, end = 0;
+  Recompute policy = Recompute::None;
+  bool operator==(const RecomputeSegment&) const = default;
+};
+// `first`: global index of the chunk's first layer.
+std::vector<RecomputeSegment> recomputeSegments(const Plan& plan, std::int64_t first, std::int64_t layers);
 
 // Everything that makes the plan illegal, at once; empty = legal. `where` is "plan.tp" etc.
 std::vector<Issue> validatePlan(const ModelSpec& model, const ClusterSpec& cluster, const Plan& plan);

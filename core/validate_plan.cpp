@@ -287,8 +287,7 @@ class Checker {
   }
 
   void rest() {
-    if (plan_.zero < 0 || plan_.zero > 1)
-      add("zero", fmt::format("{} is not supported by this version; supported: 0, 1", plan_.zero));
+    memory();
     if (plan_.bucket < 1) add("bucket", fmt::format("{} bytes is not positive", plan_.bucket));
     if (plan_.loss_chunk < 0) add("loss-chunk", fmt::format("{} is negative", plan_.loss_chunk));
     const std::int64_t tokens = plan_.micro_batch * lossRowsPerSequence(model_) / std::max(1, plan_.cp);
@@ -299,6 +298,55 @@ class Checker {
     if (model_.position == PositionKind::Learned && model_.seq_len > model_.max_positions)
       issues_.push_back({"model.seq_len", fmt::format("{} is more than the {} learned positions",
                                                       model_.seq_len, model_.max_positions)});
+  }
+
+  // Memory techniques: what is sharded, computed again, moved or compressed.
+  void memory() {
+    if (plan_.zero < 0 || plan_.zero > 3) add("zero", fmt::format("{} is not one of 0, 1, 2, 3", plan_.zero));
+    if (plan_.zero > 1 && model_.tied_embedding && plan_.pp > 1 && placementOf(plan_) != Placement::V)
+      add("zero", fmt::format("{} needs an embedding that is not tied, or both its uses on one stage, but pp "
+                              "is {}; nearest: zero=1",
+                              plan_.zero, plan_.pp));
+    if (plan_.zero > 1 && splitsBackward(plan_))
+      add("zero", fmt::format("{} needs whole backwards, but schedule {} splits them; nearest: zero=1",
+                              plan_.zero, scheduleName(plan_)));
+    if (plan_.zero > 1 && !plan_.overlap_grad)
+      add("overlap-grad",
+          fmt::format("zero={} reduces gradients as they come; nearest: overlap-grad", plan_.zero));
+    if (plan_.zero > 1 && !plan_.batch_shares.empty())
+      add("zero",
+          fmt::format("{} scatters gradients in every micro-batch, but shares give replicas different "
+                      "numbers of them; nearest: zero=1",
+                      plan_.zero));
+    if (plan_.shard != 0) {
+      if (plan_.zero == 0) add("shard", fmt::format("{} needs zero=1, 2 or 3, but zero is 0", plan_.shard));
+      if (plan_.shard < 0 || plan_.dp % plan_.shard != 0)
+        add("shard", fmt::format("{} does not divide dp {}; nearest legal value: {}", plan_.shard, plan_.dp,
+                                 nearestDivisor(plan_.shard, {plan_.dp})));
+      if (plan_.cp != 1 || plan_.ep != 1)
+        add("shard", fmt::format("needs cp=1 and ep=1, but they are {} and {}", plan_.cp, plan_.ep));
+    }
+    if (plan_.prefetch < 0) add("prefetch", fmt::format("{} is negative", plan_.prefetch));
+    if (plan_.grads != DType::F32 && plan_.grads != storageType(plan_))
+      add("grads",
+          fmt::format("{} gradients need {} weights and activations, but precision is {}; nearest: fp32",
+                      toString(plan_.grads), toString(plan_.grads), toString(plan_.precision)));
+    if (plan_.overlap_param && (plan_.zero < 1 || plan_.zero > 2))
+      add("overlap-param",
+          fmt::format("parameters are gathered after the update with zero=1 or 2, but zero is {}",
+                      plan_.zero));
+    if (plan_.compress != Compress::None && plan_.dp == 1)
+      add("compress", "there is nothing to compress: dp is 1");
+    if (plan_.compress != Compress::None && plan_.zero > 1)
+      add("compress", fmt::format("works with zero=0 and 1, but zero is {}", plan_.zero));
+    if (plan_.recompute == Recompute::Every && plan_.recompute_every < 1)
+      add("recompute", fmt::format("every:{} needs at least 1 layer", plan_.recompute_every));
+    if (plan_.recompute == Recompute::List &&
+        static_cast<std::int64_t>(plan_.recompute_layers.size()) != model_.layers)
+      add("recompute",
+          fmt::format("lists {} layers, but the model has {}", plan_.recompute_layers.size(), model_.layers));
+    if (plan_.offload_optimizer) add("offload", "is not lowered by this version");
+    if (plan_.compress != Compress::None) add("compress", "is not lowered by this version");
   }
 
   const ModelSpec& model_;

@@ -172,7 +172,7 @@ void readPlan(Row& row, MeasuredRun& run) {
   if (recompute.starts_with("full")) {
     p.recompute = Recompute::Full;
   } else if (recompute.starts_with("selective")) {
-    row.skip("selective recompute is not simulated by this version");
+    p.recompute = Recompute::Selective;
   } else if (recompute.empty()) {
     row.skip("'recompute' is empty");
   }

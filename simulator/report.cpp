@@ -160,10 +160,18 @@ double modelFlopsPerStep(const ModelSpec& model, const Plan& plan, bool causal) 
 
 double hardwareFlopsPerStep(const ModelSpec& model, const Plan& plan) {
   const double flops = modelFlopsPerStep(model, plan, false);
-  if (plan.recompute != Recompute::Full) return flops;
   const double rows = static_cast<double>(plan.global_batch * lossRowsPerSequence(model));
   const double head = 6 * rows * static_cast<double>(model.vocab) * static_cast<double>(model.d_model);
-  return head + (flops - head) * 4 / 3;
+  // Share of the layers that are computed again, and of those whose attention core is.
+  double full = 0, core = 0;
+  for (const RecomputeSegment& segment : recomputeSegments(plan, 0, model.layers)) {
+    const auto share = static_cast<double>(segment.end - segment.begin) / static_cast<double>(model.layers);
+    if (segment.policy == Recompute::Full) full += share;
+    if (segment.policy == Recompute::Selective) core += share;
+  }
+  // Attention is what halves when causal pairs are counted once.
+  const double attention = 2 * (flops - modelFlopsPerStep(model, plan, true));
+  return flops + full * (flops - head) / 3 + core * attention / 3;
 }
 
 std::string whyNotFolded(const ClusterSpec& cluster, const Plan& plan) {

@@ -91,7 +91,6 @@ TEST(Documents, WhatWouldPassWithoutAWordIsRefused) {
   expectRefused(json(R"({"layers": [9223372036854775807, 9223372036854775807]})"), "9223372036854775807");
   expectRefused(json(R"({"layers": [18446744073709551615]})"), "18446744073709551615");
   expectRefused([] { planFromText("layers=6/6/"); }, "whole number");
-  expectRefused([] { planFromText("compress=int8"); }, "supported: dp");
   const ModelSpec model = loadModel("gpt2-124m");
   EXPECT_NE(formatIssues(validatePlan(model, localCluster(1), planFromText("loss-chunk=999999999")))
                 .find("1024 tokens"),

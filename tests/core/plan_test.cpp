@@ -29,7 +29,15 @@ TEST(PlanText, RoundTripsInCanonicalForm) {
        {"dp=1,tp=1,pp=1,mb=1,gb=1,schedule=1f1b", "dp=8,tp=4,pp=2,mb=1,gb=512,schedule=1f1b,zero=1,sp",
         "dp=2,tp=2,pp=2,mb=4,gb=64,schedule=interleaved,chunks=2,recompute=full,precision=bf16",
         "dp=1,tp=1,pp=4,mb=2,gb=8,schedule=gpipe,layers=3/4/4/1,no-overlap-grad,loss-chunk=128",
-        "dp=2,tp=1,pp=1,mb=1,gb=2,schedule=1f1b,bucket=1048576,attention=softmax,pointwise=eager,grads=fp16,order=dp-tp-cp-pp"}) {
+        "dp=2,tp=1,pp=1,mb=1,gb=2,schedule=1f1b,bucket=1048576,attention=softmax,pointwise=eager,grads=fp16,"
+        "order=dp-tp-cp-pp",
+        "dp=8,tp=1,pp=1,mb=1,gb=8,schedule=1f1b,zero=3,shard=4,prefetch=2,recompute=every:4,precision=fp8,"
+        "grads=bf16",
+        "dp=8,tp=1,pp=1,mb=1,gb=8,schedule=1f1b,zero=2,recompute=full*2/selective*7/none*3,precision=tf32",
+        "dp=8,tp=1,pp=1,mb=1,gb=8,schedule=1f1b,zero=1,recompute=sqrt,overlap-param,offload=optimizer,"
+        "compress=topk:0.05",
+        "dp=8,tp=1,pp=1,mb=1,gb=8,schedule=1f1b,recompute=selective,compress=threshold:0.0001",
+        "dp=8,tp=1,pp=1,mb=1,gb=8,schedule=1f1b,compress=int8"}) {
     const Plan plan = planFromText(text);
     EXPECT_EQ(planToText(plan), text);
     EXPECT_EQ(planFromJson(planToJson(plan), "plan.json"), plan);
@@ -43,10 +51,16 @@ TEST(PlanText, ErrorsNameTheKey) {
   EXPECT_TRUE(contains(messageOf("dp=two"), "'two'"));
   EXPECT_TRUE(contains(messageOf("dp=2,dp=4"), "twice"));
   EXPECT_TRUE(contains(messageOf("schedule=1fb"), "1f1b"));
-  EXPECT_TRUE(contains(messageOf("zero=3"), "0, 1"));
+  EXPECT_TRUE(contains(messageOf("zero=4"), "0, 1, 2, 3"));
+  EXPECT_TRUE(contains(messageOf("recompute=fulll"), "full"));
+  EXPECT_TRUE(contains(messageOf("recompute=full*2/some*3"), "'some'"));
+  EXPECT_TRUE(contains(messageOf("recompute=full*0/none"), "'full*0'"));
+  EXPECT_TRUE(contains(messageOf("recompute=every:0"), "0 is not between"));
+  EXPECT_TRUE(contains(messageOf("compress=topk:1.5"), "topk:1.5"));
+  EXPECT_TRUE(contains(messageOf("compress=topk:x"), "'x'"));
+  EXPECT_TRUE(contains(messageOf("offload=all"), "optimizer"));
   EXPECT_TRUE(contains(messageOf("tp="), "value"));
   EXPECT_TRUE(contains(messageOf("dp=99999999999999999999"), "99999999999999999999"));
-  EXPECT_TRUE(contains(messageOf("compress=int8"), "not supported"));
   EXPECT_TRUE(contains(messageOf("overlap-grad,no-overlap-grad"), "twice"));
 }
 

@@ -114,8 +114,11 @@ TEST_P(FixedPlan, EveryLossEqualsThatOfOneRank) {
 INSTANTIATE_TEST_SUITE_P(
     Plans, FixedPlan,
     testing::Values("pp=2,mb=1,gb=4,schedule=gpipe", "pp=4,mb=1,gb=8,schedule=1f1b",
-                    "pp=2,mb=1,gb=4,schedule=interleaved,chunks=2", "dp=2,mb=1,gb=4,zero=1", "tp=2,mb=2,gb=4",
-                    "dp=2,mb=1,gb=8,shares=5/3", "dp=2,pp=2,mb=2,gb=8,zero=1,shares=1/3", "tp=2,mb=1,gb=4,sp",
+                    "pp=2,mb=1,gb=4,schedule=interleaved,chunks=2", "mb=1,gb=2,recompute=selective",
+                    "pp=2,mb=1,gb=4,recompute=every:2", "mb=1,gb=2,recompute=sqrt",
+                    "mb=1,gb=2,recompute=full/selective*2/none", "dp=2,mb=1,gb=4,zero=1",
+                    "dp=4,mb=1,gb=8,zero=1,shard=2", "tp=2,mb=2,gb=4", "dp=2,mb=1,gb=8,shares=5/3",
+                    "dp=2,pp=2,mb=2,gb=8,zero=1,shares=1/3", "tp=2,mb=1,gb=4,sp",
                     "dp=2,tp=2,pp=2,mb=1,gb=8,zero=1,sp,recompute=full",
                     "pp=2,mb=1,gb=4,schedule=bfs,chunks=2", "pp=4,mb=1,gb=8,schedule=zb-h1",
                     "pp=2,mb=1,gb=6,schedule=zb-h2,recompute=full", "pp=2,mb=1,gb=6,schedule=zb-v,chunks=2",

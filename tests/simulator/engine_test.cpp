@@ -180,8 +180,10 @@ TEST_P(EngineProperty, FoldedEqualsAllOnASymmetricCluster) {
   c.cluster = loadCluster("dgx-a100-80g:1");
   c.cluster.groups[0].devices_per_node = c.plan.numRanks();
   c.plan.precision = DType::BF16;
-  c.plan.zero =
-      0;  // ZeRO-1 shards cut parameters at different places, so ranks launch different numbers of kernels
+  // ZeRO-1 shards cut parameters at different places, so ranks launch different numbers of kernels.
+  c.plan.zero = c.plan.shard = 0;
+  c.plan.overlap_param = false;
+  c.plan.grads = DType::F32;
   const trace::CostProfile profile = trace::datasheetProfile(c.cluster.groups[0].device);
   const auto step = [&](RankSelection selection) {
     return simulatePlan(c.model, c.cluster, c.plan, profile, selection, Granularity::Layer).report;

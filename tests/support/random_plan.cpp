@@ -117,10 +117,28 @@ Case drawCase(std::uint32_t seed, int max_ranks, bool simulated) {
       p.chunks = pick(2, 3);
     if (p.schedule == ScheduleKind::ZbV || p.schedule == ScheduleKind::DualPipeV) p.chunks = 2;
     if (p.schedule == ScheduleKind::ZbAuto) p.chunks = pick(1, 2);
-    p.zero = pick(0, 1);
+    p.zero = pick(0, simulated ? 3 : 1);
+    if (p.zero > 0 && pick(0, 2) == 0) p.shard = 1 << pick(0, 1);
+    if (simulated) {
+      p.prefetch = pick(0, 2);
+      p.overlap_param = p.zero > 0 && p.zero < 3 && pick(0, 1) == 1;
+      constexpr DType kPrecision[] = {DType::F32, DType::TF32, DType::BF16, DType::F16, DType::F8};
+      p.precision = kPrecision[pick(0, 4)];
+      if (sizeOf(storageType(p)) == 2 && pick(0, 1) == 1) p.grads = storageType(p);
+    }
     p.sequence_parallel = pick(0, 1) == 1;
     if (p.tp > 1 && pick(0, 2) == 0) p.tp_overlap = simulated || !p.sequence_parallel;
-    p.recompute = pick(0, 2) == 0 ? Recompute::Full : Recompute::None;
+    constexpr const char* kRecompute[] = {"none", "none",      "none",    "none", "full",
+                                          "full", "selective", "every:2", "sqrt"};
+    const Plan policy = planFromText(std::string("recompute=") + kRecompute[pick(0, 8)]);
+    p.recompute = policy.recompute;
+    p.recompute_every = policy.recompute_every;
+    if (pick(0, 9) == 0) {
+      p.recompute = Recompute::List;
+      p.recompute_every = 0;
+      for (std::int64_t layer = 0; layer < c.model.layers; ++layer)
+        p.recompute_layers.push_back(static_cast<Recompute>(pick(0, 2)));
+    }
     p.bucket = pick(0, 1) == 0 ? 8 * kKiB : 25 * kMiB;
     p.overlap_grad = pick(0, 3) != 0;
     p.loss_chunk = pick(0, 2) == 0 ? 7 : 0;
