@@ -51,12 +51,15 @@ Bounds::Parts Bounds::measure(const Plan& plan) const {
     parts.layer_saved = first ? saved : std::min(parts.layer_saved, saved);
     parts.layer_elements = first ? elements : std::min(parts.layer_elements, elements);
   }
-  parts.stream = shape.rows * model_.d_model * sizeOf(plan.precision);
+  // The inputs of all layers are kept, unless whole runs of layers are computed again.
+  if (keeps || plan.recompute == Recompute::Full || plan.recompute == Recompute::Selective)
+    parts.kept_stream = shape.rows * model_.d_model * sizeOf(plan.precision);
   parts.embedding_elements = buildEmbeddingBlock(shape).elements;
   parts.head_elements = buildHeadBlock(shape, HeadTable::Own).elements;
   parts.weight_bytes = sizeOf(plan.precision);
   parts.grad_bytes = sizeOf(plan.grads);
-  if (kinds.size() == 1 && cluster_.homogeneous() && cluster_.groups.front().device.kind == DeviceKind::Gpu) time(parts, plan);
+  if (kinds.size() == 1 && cluster_.homogeneous() && cluster_.groups.front().device.kind == DeviceKind::Gpu)
+    time(parts, plan);
   return parts;
 }
 
@@ -136,7 +139,7 @@ Bytes Bounds::memory(const Plan& plan) {
   const std::int64_t shards = std::max(1, plan.dataRanks());
   // Per element: weights, gradients, moments and the fp32 master copy of 16-bit weights, each over its
   // shards.
-  const double states = plan.precision == DType::F32 ? 8 : 12;
+  const double states = sizeOf(plan.precision) == 4 ? 8 : 12;
   const double per_element =
       static_cast<double>(parts.weight_bytes) / static_cast<double>(plan.zero >= 3 ? shards : 1) +
       static_cast<double>(parts.grad_bytes) / static_cast<double>(plan.zero >= 2 ? shards : 1) +
@@ -159,7 +162,7 @@ Bytes Bounds::memory(const Plan& plan) {
     // All but one of the chunks in flight keep everything; the layer that runs may have given up a part of
     // the last.
     const std::int64_t chunks = inFlight(plan, r);
-    const Bytes kept = least * parts.layer_saved + std::max<std::int64_t>(0, least - 1) * parts.stream;
+    const Bytes kept = least * parts.layer_saved + std::max<std::int64_t>(0, least - 1) * parts.kept_stream;
     worst = std::max(worst, static_cast<Bytes>(elements * per_element) + chunks * kept);
   }
   return worst;

@@ -33,7 +33,7 @@ class Bounds {
   // What one layer, the embedding and the head cost on a tensor rank; equal for all plans that differ only in
   // dp, pp, schedule, batch and ZeRO stage.
   struct Parts {
-    Bytes layer_saved = 0, stream = 0;
+    Bytes layer_saved = 0, kept_stream = 0;
     std::int64_t layer_elements = 0, embedding_elements = 0, head_elements = 0;
     Bytes weight_bytes = 2, grad_bytes = 4;  // per element
     double layer_f = 0, layer_b = 0;         // seconds; b includes the weight gradient and what is recomputed

@@ -60,7 +60,7 @@ std::vector<Plan> enumeratePlans(const ModelSpec& model, const ClusterSpec& clus
       }
       for (const Pipeline& pipeline : pipelines) {
         for (const std::int64_t mb : micro_batches) {
-          for (std::int32_t zero = 0; zero <= (dp > 1 ? 1 : 0); ++zero) {
+          for (std::int32_t zero = 0; zero <= (dp > 1 ? 3 : 0); ++zero) {
             for (int sp = 0; sp <= (tp > 1 ? 1 : 0); ++sp) {
               for (const Recompute recompute : {Recompute::None, Recompute::Full}) {
                 Plan plan;

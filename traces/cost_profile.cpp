@@ -92,7 +92,8 @@ const std::vector<GpuField>& gpuFields() {
       {"multicast_efficiency", &G::multicast_efficiency, "", "of the nominal link, all-reduce in the switch"},
       {"nic_efficiency", &G::nic_efficiency, "", "of the NICs' nominal rate, rings across nodes"},
       {"comm_start_s", &G::comm_start_s, "s", "launch and set-up of a collective"},
-      {"comm_fill_s", &G::comm_fill_s, "s", "until the chunk pipeline runs at full rate, per round of a ring"},
+      {"comm_fill_s", &G::comm_fill_s, "s",
+       "until the chunk pipeline runs at full rate, per round of a ring"},
   };
   return fields;
 }

@@ -83,7 +83,8 @@ TEST(Schedule, FindsDeadlocksAndMissingSlots) {
   const Schedule missing = scheduleFromText("0: F0.0 B0.0 F0.1\n", "s");
   EXPECT_NE(formatIssues(validateSchedule(missing)).find("has 3 slots"), std::string::npos);
   const Schedule order = scheduleFromText("0: F0.1 F0.0 B0.0 B0.1\n", "s");
-  EXPECT_NE(formatIssues(validateSchedule(order)).find("F0.1 comes where F0.0 is expected"), std::string::npos);
+  EXPECT_NE(formatIssues(validateSchedule(order)).find("F0.1 comes where F0.0 is expected"),
+            std::string::npos);
   const Schedule twice = scheduleFromText("0: F0.0 F0.0 B0.0 F0.1\n", "s");
   EXPECT_NE(formatIssues(validateSchedule(twice)).find("twice"), std::string::npos);
 }
