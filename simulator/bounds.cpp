@@ -77,6 +77,12 @@ void Bounds::time(Parts& parts, const Plan& plan) const {
     one.schedule = splitsBackward(plan) ? ScheduleKind::ZbH1 : ScheduleKind::OneFOneB;
     one.layers_per_stage.clear();
     one.batch_shares.clear();
+    one.zero = one.shard = 0;
+    // Policies that treat layers unlike: at least the time without any.
+    if (one.recompute != Recompute::Full && one.recompute != Recompute::Selective)
+      one.recompute = Recompute::None;
+    one.recompute_every = 0;
+    one.recompute_layers.clear();
     const std::int32_t others = one.tp * one.cp * pp;
     one.dp = std::max(1, devices / others);
     one.global_batch = one.micro_batch * one.dp;
@@ -123,7 +129,7 @@ const Bounds::Parts& Bounds::partsOf(const Plan& plan) {
   key.schedule = splitsBackward(plan) ? ScheduleKind::ZbH1 : ScheduleKind::OneFOneB;
   key.layers_per_stage.clear();
   key.batch_shares.clear();
-  key.zero = 0;
+  key.zero = key.shard = 0;
   key.bucket = defaults.bucket;
   key.overlap_grad = defaults.overlap_grad;
   for (auto known = parts_.rbegin(); known != parts_.rend(); ++known) {  // neighbours in a sweep share parts

@@ -162,7 +162,6 @@ void readPlan(Row& row, MeasuredRun& run) {
   const std::optional<double> zero = row.number("zero_or_fsdp");
   if (!zero && p.dp > 1) row.skip("'zero_or_fsdp' is empty");
   p.zero = static_cast<std::int32_t>(zero.value_or(0));
-  if (p.zero > 1) row.skip("ZeRO 2 and 3 are not simulated by this version");
 
   const std::string sp = lower(row.text("sequence_parallel"));
   if (sp.empty() && p.tp > 1) row.skip("'sequence_parallel' is empty");
