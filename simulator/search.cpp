@@ -11,6 +11,7 @@
 #include <thread>
 #include <tuple>
 
+#include "core/executable.h"
 #include "core/schedule.h"
 #include "simulator/bounds.h"
 
@@ -193,6 +194,11 @@ SearchResult search(const ModelSpec& model, const ClusterSpec& cluster, const tr
     const std::vector<Issue> issues = validatePlan(model, cluster, plans[i]);
     if (!issues.empty()) {
       ++result.rejected[reasonOf(issues)];
+      continue;
+    }
+    // A CPU cluster is there to be trained on: what would be refused then is no answer.
+    if (node.device.kind == DeviceKind::Cpu && !notExecutable(model, plans[i]).empty()) {
+      ++result.rejected["simulated, but not executed on a CPU"];
       continue;
     }
     Candidate c{i, 0, 0};
