@@ -17,9 +17,10 @@ BlockShape headShape(const BlockShape& s) {
 
 // fp32 logits and probabilities beside the logits, where the loss is made of plain ops (simulated only).
 Bytes lossBytes(const BlockShape& s) {
-  const bool fused = s.pointwise == Pointwise::Fused &&
-                     (s.attention == AttentionKernel::Flash || s.attention == AttentionKernel::Flash1);
-  return fused ? 0 : 2 * s.loss_rows * s.vocab_rows() * sizeOf(DType::F32);
+  const bool fused = s.pointwise == Pointwise::Fused && !keepsScores(s.attention);
+  // Logits and their softmax; on gathered logits, whose backward is autograd's, also the gradients of both.
+  const std::int64_t columns = s.vocab_rows() * (s.gather_logits ? s.tp : 1);
+  return fused ? 0 : (s.gather_logits ? 4 : 2) * s.loss_rows * columns * sizeOf(DType::F32);
 }
 
 class HeadBuilder {
@@ -104,6 +105,7 @@ class HeadBuilder {
     const Operand loss = s_.tp_index == 0 ? Operand{Region::Scalars, 0} : Operand{};
     const Operand logits = b.work(s_.loss_rows * v);
     if (lossBytes(s_) > 0) b.work(lossBytes(s_), DType::I8);
+    const Operand whole = s_.gather_logits ? b.work(s_.loss_rows * v * s_.tp) : Operand{};
     const Operand all_stats = b.work(s_.tp * s_.loss_rows * 3, DType::F32);
     for (std::int64_t row = 0; row < rows; row += s_.loss_rows) {
       const std::int64_t n = std::min(s_.loss_rows, rows - row);
@@ -111,10 +113,17 @@ class HeadBuilder {
       const Operand targets = behind({Region::Targets, 0}, row, DType::I32);
       const Operand own_stats = behind(all_stats, n * s_.tp_index * 3, DType::F32);
       b.op(OpKind::LinearForward, {n, v, c}, {logits, x_rows, w, bias});
-      b.op(OpKind::CrossEntropyStats, {n, v, v_begin, valid}, {own_stats, logits, targets});
-      if (s_.tp > 1) b.comm(CommKind::AllGather, s_.tp * n * 3, DType::F32, own_stats, all_stats);
-      b.op(OpKind::CrossEntropyBackward, {n, v, v_begin, valid, s_.tp}, {logits, all_stats, targets, loss},
-           s_.loss_scale);
+      if (s_.gather_logits) {  // simulated only: the whole vocabulary on every tensor rank
+        b.comm(CommKind::AllGather, n * v * s_.tp, s_.dtype, logits, whole);
+        b.op(OpKind::CrossEntropyStats, {n, v * s_.tp, 0, m_.vocab}, {own_stats, whole, targets});
+        b.op(OpKind::CrossEntropyBackward, {n, v * s_.tp, 0, m_.vocab, 1}, {whole, own_stats, targets, loss},
+             s_.loss_scale);
+      } else {
+        b.op(OpKind::CrossEntropyStats, {n, v, v_begin, valid}, {own_stats, logits, targets});
+        if (s_.tp > 1) b.comm(CommKind::AllGather, s_.tp * n * 3, DType::F32, own_stats, all_stats);
+        b.op(OpKind::CrossEntropyBackward, {n, v, v_begin, valid, s_.tp}, {logits, all_stats, targets, loss},
+             s_.loss_scale);
+      }
       b.op(OpKind::LinearBackwardInput, {n, v, c}, {dx_rows, logits, w});
       b.op(OpKind::LinearBackwardWeight, {n, v, c, (acc != 0 || row > 0) ? 1 : 0},
            {dw, dbias, logits, x_rows});

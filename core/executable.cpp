@@ -13,6 +13,7 @@ std::vector<Issue> notExecutable(const ModelSpec& m, const Plan& plan) {
          fmt::format("{} (executed: fp32)", toString(plan.precision)));
   refuse(plan.attention != AttentionKernel::Flash, "plan.attention",
          fmt::format("'{}' (kernels here are fused)", toString(plan.attention)));
+  refuse(plan.gather_logits, "plan.gather-logits", "a loss on gathered logits");
   refuse(plan.pointwise != Pointwise::Fused, "plan.pointwise",
          fmt::format("'{}' (kernels here are fused)", toString(plan.pointwise)));
   refuse(plan.grads != DType::F32, "plan.grads", fmt::format("{} (executed: fp32)", toString(plan.grads)));

@@ -139,17 +139,6 @@ void RankLowerer::makePersistentBuffers() {
   // Adam moments, and an fp32 master copy when the weights are 16-bit; sharded over dp by ZeRO-1.
   const std::int64_t states = sizeOf(storageType(plan_)) == 4 ? 2 : 3;
   p.optimizer = addBuffer(BufferKind::Optimizer, states * stateBytes(p.state_elements), true);
-  if (plan_.precision == DType::F8) {
-    // 8-bit copies of the layers' matrices and of their transposes.
-    std::int64_t elements = 0;
-    for (const std::vector<Placed>& blocks : blocks_) {
-      for (const Placed& placed : blocks) {
-        if (placed.kind == BlockKind::Layer)
-          elements += placed.block->decay_elements + placed.block->expert_elements;
-      }
-    }
-    addBuffer(BufferKind::Weights, 2 * elements * sizeOf(DType::F8), true);
-  }
   if (tiedOnRank())
     tied_grad_ =
         addBuffer(BufferKind::Gradients, gradBytes(ceilDiv(model_.vocab, plan_.tp) * model_.d_model), true);

@@ -111,8 +111,9 @@ class FreeList {
   std::set<std::pair<Bytes, Bytes>> by_size_;
 };
 
-// Memory that another lane used last becomes available this many slots later: by then that lane is normally
-// done, so the added dependency costs nothing (double buffering of what is sent).
+// Memory that another lane used last becomes available this many slots later (pipeline lanes), or blocks
+// later (Tensor and Data lanes, which work for one block at a time): by then that lane is normally done, so
+// the added dependency costs nothing (double buffering of what is sent).
 constexpr std::int32_t kReuseDistance = 2;
 
 class Planner {
@@ -148,9 +149,12 @@ class Planner {
     LaneTasks last_on_lane = kNone;
     for (std::size_t t = 0; t < num_tasks; ++t) {
       const Task& task = program_.tasks[t];
-      if (task.lane == Lane::Compute && !(task.slot == current_slot_)) {
+      if (task.lane == Lane::Compute) {
+        const bool new_slot = task.slot != current_slot_;
+        if (new_slot) ++slot_count_;
+        if (new_slot || task.layer != current_layer_) ++block_count_;
         current_slot_ = task.slot;
-        ++slot_count_;
+        current_layer_ = task.layer;
       }
       // What is surely finished when this task starts: its lane's past and its dependencies' past.
       LaneTasks& clock = clocks_[t];
@@ -169,7 +173,8 @@ class Planner {
  private:
   struct Quarantined {
     FreeList::Range range;
-    std::int32_t until_slot = 0;
+    bool slots = true;  // or blocks
+    std::int32_t until = 0;
   };
 
   // `earlier` and everything before it is finished.
@@ -184,23 +189,21 @@ class Planner {
     const Buffer& buffer = program_.buffers[static_cast<std::size_t>(id)];
     const FreeList::Range range{buffer.offset, roundUp(buffer.bytes, kArenaAlignment),
                                 users_[static_cast<std::size_t>(id)]};
-    const auto compute = static_cast<std::size_t>(Lane::Compute);
-    const bool other_lanes =
-        program_.tasks[static_cast<std::size_t>(buffer.last_task)].lane != Lane::Compute ||
-        std::any_of(range.users.begin(), range.users.end(), [&](const TaskId& user) {
-          return &user != &range.users[compute] && user > range.users[compute];
-        });
-    if (other_lanes) {
-      quarantine_.push_back({range, slot_count_ + kReuseDistance});
-    } else {
-      free_.add(range);
+    const TaskId computed = range.users[static_cast<std::size_t>(Lane::Compute)];
+    bool other_lanes = false, pipe = false;
+    for (std::size_t lane = 0; lane < range.users.size(); ++lane) {
+      if (static_cast<Lane>(lane) == Lane::Compute || range.users[lane] <= computed) continue;
+      other_lanes = true;
+      pipe = pipe || (static_cast<Lane>(lane) != Lane::Tensor && static_cast<Lane>(lane) != Lane::Data);
     }
+    if (!other_lanes) return free_.add(range);
+    quarantine_.push_back({range, pipe, (pipe ? slot_count_ : block_count_) + kReuseDistance});
   }
 
   void releaseQuarantine() {
     std::size_t kept = 0;
     for (Quarantined& item : quarantine_) {
-      if (item.until_slot <= slot_count_) {
+      if (item.until <= (item.slots ? slot_count_ : block_count_)) {
         free_.add(item.range);
       } else {
         quarantine_[kept++] = item;
@@ -255,7 +258,7 @@ class Planner {
   std::vector<Quarantined> quarantine_;
   FreeList free_;
   Slot current_slot_{Phase::W, -1, -1};
-  std::int32_t slot_count_ = 0;
+  std::int32_t slot_count_ = 0, block_count_ = 0, current_layer_ = -1;
   Bytes top_ = 0;
 };
 

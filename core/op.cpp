@@ -244,9 +244,9 @@ double bytesMoved(const Op& op) {
     case OpKind::StepScalars:
       return 8 * d(0);
     case OpKind::AdamW:  // p, m, v read and written, g read; 16-bit training also writes the working copy
-      // (fp8: also 8-bit copies and their transposes)
+      // (fp8: 8-bit weights and their transposes)
       return d(0) * (7 * f + (op.dtype == DType::F32 || op.dtype == DType::TF32 ? 0
-                              : op.dtype == DType::F8                           ? 4
+                              : op.dtype == DType::F8                           ? 2
                                                                                 : e));
     case OpKind::Copy:
       return 2 * e * d(0);

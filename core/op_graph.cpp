@@ -32,6 +32,7 @@ BlockShape makeBlockShape(const ModelSpec& model, const Plan& plan, std::int32_t
   shape.fp8 = plan.precision == DType::F8;
   shape.attention = plan.attention;
   shape.pointwise = plan.pointwise;
+  shape.gather_logits = plan.gather_logits && plan.tp > 1;
   const std::int64_t loss_rows = targetElements(shape);
   shape.loss_rows = plan.loss_chunk > 0 ? std::min(plan.loss_chunk, loss_rows) : loss_rows;
   shape.loss_scale = 1.0 / static_cast<double>(plan.global_batch * lossRowsPerSequence(model));

@@ -85,6 +85,7 @@ struct BlockShape {
   bool fp8 = false;          // linear layers multiply 8-bit copies of their operands
   AttentionKernel attention = AttentionKernel::Flash;
   Pointwise pointwise = Pointwise::Fused;
+  bool gather_logits = false;
   std::int64_t loss_rows = 0;  // rows of logits at a time
   double loss_scale = 1;       // 1 / tokens of the global batch
   std::int64_t vocab_rows() const { return ceilDiv(model->vocab, tp); }

@@ -46,6 +46,7 @@ const std::vector<std::string> kKeys{"dp",
                                      "loss-chunk",
                                      "attention",
                                      "pointwise",
+                                     "gather-logits",
                                      "grads",
                                      "order"};
 
@@ -114,8 +115,9 @@ constexpr std::array<std::pair<const char*, Compress>, 2> kPlainCompress{
 constexpr std::array<std::pair<const char*, DType>, 3> kGrads{
     {{"fp32", DType::F32}, {"bf16", DType::BF16}, {"fp16", DType::F16}}};
 constexpr std::array<std::pair<const char*, bool>, 2> kOffloads{{{"none", false}, {"optimizer", true}}};
-constexpr std::array<std::pair<const char*, AttentionKernel>, 4> kAttentions{
+constexpr std::array<std::pair<const char*, AttentionKernel>, 5> kAttentions{
     {{"flash", AttentionKernel::Flash},
+     {"flash2", AttentionKernel::Flash2},
      {"flash1", AttentionKernel::Flash1},
      {"softmax", AttentionKernel::Softmax},
      {"unfused", AttentionKernel::Unfused}}};
@@ -198,7 +200,7 @@ std::vector<std::int64_t> parseList(const std::string& key, const std::string& v
 
 void set(Plan& plan, const std::string& key, const std::string& value) {
   const bool flag = key == "sp" || key == "overlap-grad" || key == "no-overlap-grad" ||
-                    key == "overlap-param" || key == "tp-overlap";
+                    key == "overlap-param" || key == "tp-overlap" || key == "gather-logits";
   if (!flag && value.empty()) fail("plan." + key, "needs a value: " + key + "=...");
   if (key == "dp") plan.dp = degree(key, parseInt(key, value));
   if (key == "tp") plan.tp = degree(key, parseInt(key, value));
@@ -249,6 +251,7 @@ void set(Plan& plan, const std::string& key, const std::string& value) {
   }
   if (key == "attention") plan.attention = oneOf(key, value, kAttentions);
   if (key == "pointwise") plan.pointwise = oneOf(key, value, kPointwise);
+  if (key == "gather-logits") plan.gather_logits = parseBool(key, value);
   if (key == "grads") plan.grads = oneOf(key, value, kGrads);
   if (key == "order") plan.order = value;
   if (key == "layers") plan.layers_per_stage = parseList(key, value);
@@ -357,6 +360,7 @@ std::string planToText(const Plan& plan) {
   add(plan.loss_chunk != defaults.loss_chunk, fmt::format("loss-chunk={}", plan.loss_chunk));
   add(plan.attention != defaults.attention, fmt::format("attention={}", toString(plan.attention)));
   add(plan.pointwise != defaults.pointwise, fmt::format("pointwise={}", toString(plan.pointwise)));
+  add(plan.gather_logits, "gather-logits");
   add(plan.grads != defaults.grads, fmt::format("grads={}", toString(plan.grads)));
   add(plan.order != defaults.order, fmt::format("order={}", plan.order));
   return text;
@@ -390,6 +394,7 @@ std::string planToJson(const Plan& plan) {
   json["loss-chunk"] = plan.loss_chunk;
   if (plan.attention != AttentionKernel::Flash) json["attention"] = std::string(toString(plan.attention));
   if (plan.pointwise != Pointwise::Fused) json["pointwise"] = std::string(toString(plan.pointwise));
+  if (plan.gather_logits) json["gather-logits"] = true;
   if (plan.grads != DType::F32) json["grads"] = std::string(toString(plan.grads));
   if (plan.context != ContextKind::Ring) json["cp-kind"] = std::string(toString(plan.context));
   if (plan.tp_overlap) json["tp-overlap"] = true;

@@ -39,14 +39,19 @@ struct ScheduleFile {
   std::shared_ptr<const Schedule> schedule;
   bool operator==(const ScheduleFile& other) const { return path == other.path; }
 };
-// How attention is computed: one fused kernel that keeps no scores (FlashAttention 2; 1), or scores in memory
-// with Megatron-LM's fused mask-and-softmax kernel, or with plain PyTorch ops (fp32 softmax).
+// How attention is computed: one fused kernel that keeps no scores (the newest for the device, or
+// FlashAttention 2 or 1), or scores in memory with Megatron-LM's fused mask-and-softmax kernel, or with plain
+// PyTorch ops (fp32 softmax).
 enum class AttentionKernel : std::uint8_t {
   Flash,
+  Flash2,
   Flash1,
   Softmax,
   Unfused
-};  // "flash", "flash1", "softmax", "unfused"
+};  // "flash", "flash2", "flash1", "softmax", "unfused"
+inline bool keepsScores(AttentionKernel kernel) {
+  return kernel == AttentionKernel::Softmax || kernel == AttentionKernel::Unfused;
+}
 // Element-wise chains: fused kernels; norms fused and the rest op by op; all op by op, as plain PyTorch runs
 // them.
 enum class Pointwise : std::uint8_t { Fused, Norms, Eager };  // "fused", "norms", "eager"
@@ -94,7 +99,7 @@ struct Plan {
   std::int32_t recompute_every = 0;         // K of "every:K"
   std::vector<Recompute> recompute_layers;  // [layers] of the list: None, Selective or Full
   // Of matrix products. fp32, tf32 (fp32 storage), bf16, fp16 (16-bit weights and activations, fp32 master
-  // weights and moments), fp8 (bf16 storage; linear layers multiply 8-bit copies, Transformer Engine).
+  // weights and moments), fp8 (linear layers multiply 8-bit operands, Transformer Engine).
   DType precision = DType::F32;
   Bytes bucket = 25 * kMiB;        // gradient bucket of the dp reduction
   bool overlap_grad = true;        // reduce a bucket as soon as its last micro-batch is done
@@ -107,6 +112,7 @@ struct Plan {
   std::int64_t loss_chunk = 0;
   AttentionKernel attention = AttentionKernel::Flash;
   Pointwise pointwise = Pointwise::Fused;
+  bool gather_logits = false;         // tensor ranks gather the logits and each computes the whole loss
   DType grads = DType::F32;           // parameter gradients, in memory and on the wire of the dp reduction
   std::string order = "tp-cp-pp-dp";  // fastest-varying axis first
 

@@ -15,8 +15,10 @@ struct Tile {
 constexpr std::array<Tile, 5> kTiles{
     {{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.92}, {128, 64, 0.8}, {64, 64, 0.6}}};
 constexpr double kMinSplitLength = 512;  // of k per part
-constexpr double kFlash1Share = 0.65;    // FlashAttention 1 over 2
-constexpr double kHeadRamp = 16;         // head size lost to a block's prologue
+constexpr double kFlash1Share = 0.65;    // FlashAttention 1 over 2 (Dao 2023, abstract: 30-50 % and 50-73 %)
+constexpr double kFlash2Share =
+    0.57;                         // FlashAttention 2 over 3, since Hopper (Shah 2024, abstract: 1.5-2.0 x)
+constexpr double kHeadRamp = 16;  // head size lost to a block's prologue
 
 double rateOf(const GpuConstants& g, DType type) {
   switch (type) {
@@ -121,8 +123,10 @@ Work scoreAttention(const GpuConstants& g, const KernelContext& c, const Op& op,
 Work flashAttention(const GpuConstants& g, const KernelContext& c, const Op& op, bool backward) {
   const auto d = [&op](std::size_t i) { return static_cast<double>(op.dim[i]); };
   double rate = backward ? g.flash_backward : g.flash_forward;
-  // FlashAttention 1 splits work less well: 30-50 % of peak where 2 reaches 50-73 % (Dao 2023, abstract).
-  if (c.attention == AttentionKernel::Flash1) rate *= kFlash1Share;
+  const bool old = c.attention == AttentionKernel::Flash1 || c.attention == AttentionKernel::Flash2;
+  // Made for Ampere's instructions; devices with 8-bit matrix units have faster ones.
+  if (old && g.matmul_8 > 0) rate *= kFlash2Share;
+  if (c.attention == AttentionKernel::Flash1) rate *= kFlash1Share;  // splits work less well
   const double head = d(4);
   rate *= std::min(1.0, head / (head + kHeadRamp) * (128 + kHeadRamp) / 128);
   // Blocks of 128 query rows over the SMs: the last wave is half empty on average.

@@ -167,7 +167,9 @@ void readPlan(Row& row, MeasuredRun& run) {
   if (sp.empty() && p.tp > 1) row.skip("'sequence_parallel' is empty");
   p.sequence_parallel = sp == "yes" && p.tp > 1;
 
+  const std::string notes = lower(row.text("notes")), source = lower(row.text("source_repo_or_paper"));
   const std::string recompute = lower(row.text("recompute"));
+  if (hasAny(notes, {"remat policy custom"})) row.skip("a custom rematerialisation policy is not simulated");
   if (recompute.starts_with("full")) {
     p.recompute = Recompute::Full;
   } else if (recompute.starts_with("selective")) {
@@ -181,21 +183,27 @@ void readPlan(Row& row, MeasuredRun& run) {
     p.precision = DType::BF16;
   } else if (dtype.starts_with("fp16")) {
     p.precision = DType::F16;
-  } else if (hasAny(dtype, {"fp8", "fp4"})) {
+  } else if (hasAny(dtype, {"fp8"})) {
+    p.precision = DType::F8;
+  } else if (hasAny(dtype, {"fp4"})) {
     row.skip(dtype + " is not simulated by this version");
   } else {
     row.skip(dtype.empty() ? "'dtype' is empty" : "dtype " + dtype + " is unknown");
   }
 
-  const std::string attention = lower(row.text("flash_attention"));
+  const std::string attention = lower(row.text("flash_attention")), optimizer = lower(row.text("optimizer"));
   const bool gpt = run.model.family == Family::Gpt2;
-  const bool mpt = lower(run.model.name).starts_with("mpt");
+  const bool mpt = hasAny(source, {"llm-foundry"}), nanotron = hasAny(source, {"nanotron"});
   if (attention.starts_with("no")) {
     p.attention = hasAny(attention, {"torch"}) ? AttentionKernel::Unfused : AttentionKernel::Softmax;
     run.model.dropout = gpt && !mpt;
     if (run.model.dropout) row.note("dropout assumed, as in Megatron-LM's scripts");
-  } else if (attention.starts_with("yes (v1")) {
+  } else if (attention.starts_with("yes (v1") || mpt) {
     p.attention = AttentionKernel::Flash1;
+    // mosaicml/llm-foundry@12a6319 scripts/train/benchmarking/submit_benchmarks.py: attn_impl triton.
+    if (mpt) row.note("Triton FlashAttention 1, the source's default");
+  } else if (hasAny(attention, {"v2"}) || nanotron) {
+    p.attention = AttentionKernel::Flash2;
   } else if (!attention.starts_with("yes")) {
     if (attention.empty()) row.skip("'flash_attention' is empty");
     row.note("attention kernel unknown, fused assumed");
@@ -204,14 +212,30 @@ void readPlan(Row& row, MeasuredRun& run) {
   if (!gpt && !hasAny(attention, {"te"}))
     p.pointwise = hasAny(attention, {"fused rmsnorm"}) ? Pointwise::Norms : Pointwise::Eager;
   // fp16 training with a loss scale reduces fp16 gradients (Megatron-LM, DeepSpeed); bf16 accumulates in
-  // fp32.
+  // fp32, but NVIDIA's benchmark recipes switch that off (NVIDIA/NeMo scripts/llm/performance,
+  // plugins.grad_reduce_in_fp32 = False).
   if (p.precision == DType::F16) p.grads = DType::F16;
-  if (p.precision == DType::BF16 && lower(row.text("optimizer")) == "adam") {
+  if (p.precision == DType::BF16 && optimizer == "adam") {
     p.grads = DType::BF16;
     row.note("bf16 gradients assumed for plain Adam");
+    // Which layouts of hag's grid ran out of memory cannot be had with a vocabulary-parallel loss.
+    if (hasAny(source, {"hagemann"}) && p.tp > 1) {
+      p.gather_logits = true;
+      row.note("loss on gathered logits assumed");
+    }
   }
 
-  const std::string notes = lower(row.text("notes"));
+  if (hasAny(source, {"dgxc-benchmarking", "nvidia/nemo", "megatron-bridge", "mlcommons"}) &&
+      !hasAny(optimizer, {"fp32 grad"})) {
+    p.grads = DType::BF16;
+    row.note("bf16 gradients, as in NVIDIA's benchmark recipes");
+  }
+  // DeepSpeed fetches parameters one by one and at most 5e7 elements ahead (zero_optimization defaults), less
+  // than one matrix of a large layer: nothing is gathered beside compute.
+  if (p.zero == 3 && hasAny(notes + source, {"deepspeed", "bigscience"})) {
+    p.prefetch = 0;
+    row.note("DeepSpeed gathers without prefetch");
+  }
   p.overlap_grad = hasAny(attention, {"te"}) || p.zero >= 2;
   p.tp_overlap = p.tp > 1 && hasAny(notes, {"tp overlap on", "tp comm overlap", "userbuffers"}) &&
                  !hasAny(notes, {"tp overlap off"});

@@ -134,6 +134,41 @@ TEST(MemoryForms, GatheredParametersLiveForTheirLayer) {
   }
 }
 
+// The arena has room for what is live, not for each layer of a slot: memory of a reduce-scattered gradient
+// serves the layers after the next. (It once waited for the end of the slot, so ZeRO 3 seemed to hold the
+// whole model.)
+TEST(MemoryForms, ArenaOfZero3DoesNotGrowWithTheLayers) {
+  ModelSpec model = test::tinyModel(Family::Llama);
+  model.vocab = 8;
+  const auto beyond = [&model](std::int64_t layers) {
+    model.layers = layers;
+    const TaskGraph graph = graphOf(model, "dp=2,gb=2,zero=3,recompute=full", Granularity::Layer);
+    const RankProgram& program = graph.ranks.front();
+    Bytes persistent = 0, inputs = 0;
+    for (const Buffer& buffer : program.buffers) {
+      if (buffer.persistent) persistent += roundUp(buffer.bytes, kArenaAlignment);
+      if (buffer.kind == BufferKind::Activations) inputs += roundUp(buffer.bytes, kArenaAlignment);
+    }
+    return program.arena - persistent - inputs;
+  };
+  EXPECT_LE(beyond(32), beyond(8));
+}
+
+// A loss on gathered logits holds the whole vocabulary on every tensor rank: bf16 logits, and four fp32
+// tensors of that size where the loss is made of plain ops.
+TEST(MemoryForms, GatheredLogits) {
+  ModelSpec model = test::tinyModel(Family::Llama);
+  model.layers = 1;
+  model.vocab = 4096;
+  const auto peak = [&model](const std::string& more) {
+    const TaskGraph graph =
+        graphOf(model, "tp=4,gb=1,precision=bf16,pointwise=eager" + more, Granularity::Layer);
+    return memoryUse(graph.ranks.front()).at_peak[static_cast<std::size_t>(BufferKind::Workspace)];
+  };
+  const Bytes elements = model.seq_len * model.vocab;
+  EXPECT_EQ(peak(",gather-logits") - peak(""), elements * (2 + 4 * 4) - elements / 4 * 2 * 4);
+}
+
 ModelSpec gpt3() {
   ModelSpec model = loadModel("gpt3-175b");
   model.vocab = 51200;

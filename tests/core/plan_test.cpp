@@ -29,7 +29,8 @@ TEST(PlanText, RoundTripsInCanonicalForm) {
        {"dp=1,tp=1,pp=1,mb=1,gb=1,schedule=1f1b", "dp=8,tp=4,pp=2,mb=1,gb=512,schedule=1f1b,zero=1,sp",
         "dp=2,tp=2,pp=2,mb=4,gb=64,schedule=interleaved,chunks=2,recompute=full,precision=bf16",
         "dp=1,tp=1,pp=4,mb=2,gb=8,schedule=gpipe,layers=3/4/4/1,no-overlap-grad,loss-chunk=128",
-        "dp=2,tp=1,pp=1,mb=1,gb=2,schedule=1f1b,bucket=1048576,attention=softmax,pointwise=eager,grads=fp16,"
+        "dp=2,tp=1,pp=1,mb=1,gb=2,schedule=1f1b,bucket=1048576,attention=softmax,pointwise=eager,gather-"
+        "logits,grads=fp16,"
         "order=dp-tp-cp-pp",
         "dp=8,tp=1,pp=1,mb=1,gb=8,schedule=1f1b,zero=3,shard=4,prefetch=2,recompute=every:4,precision=fp8,"
         "grads=bf16",

@@ -87,6 +87,15 @@ TEST(Attention, ScoresInMemoryCostTraffic) {
     EXPECT_LT(seconds(AttentionKernel::Flash1, t), seconds(AttentionKernel::Softmax, t));
     EXPECT_LT(seconds(AttentionKernel::Softmax, t), seconds(AttentionKernel::Unfused, t));
   }
+  // FlashAttention 2 is the newest kernel of an A100; later devices have faster ones.
+  EXPECT_EQ(seconds(AttentionKernel::Flash, 8192), seconds(AttentionKernel::Flash2, 8192));
+  const GpuConstants h = *trace::shippedProfile("H100-SXM5-80GB")->gpu;
+  KernelContext newest, second;
+  second.attention = AttentionKernel::Flash2;
+  const OpCall call = callOf(OpKind::AttentionForward, {4, 8192, 8, 8, 128, 1});
+  const double gain = gpuOpTime(h, second, call).device_s / gpuOpTime(h, newest, call).device_s;
+  EXPECT_GT(gain, 1.5);  // Shah et al. 2024, abstract: 1.5 to 2.0
+  EXPECT_LT(gain, 2.0);
   // Softmax alone reads and writes the scores: 2 * 4 * 8 * 2048^2 * 2 bytes.
   EXPECT_GT(seconds(AttentionKernel::Softmax, 2048), 2.0 * 4 * 8 * 2048 * 2048 * 2 / g.memory_bandwidth);
   // Megatron-LM's fused softmax needs batch x heads in fours.
