@@ -56,6 +56,12 @@ class Builder {
     pieces_.back().comm.overlapped = true;
     return lastPiece();
   }
+  // fp8: whether the inputs of the products that follow are 8-bit already.
+  void quantised(bool already) { quantised_ = already; }
+  // fp8: an 8-bit copy of `rows`, made before they are sent.
+  void quantiseRows(std::int64_t elements, Operand rows) {
+    if (shape_.fp8) op(OpKind::Copy, {elements}, {rows, rows});
+  }
   // The next piece starts when `piece` is finished.
   void waitFor(std::int32_t piece) { after_.push_back(piece); }
 
@@ -73,9 +79,12 @@ class Builder {
   // Rows sharded over tp -> all rows (sequence parallel); otherwise the operand itself. `tokens` and `cols`:
   // of the full tensor.
   Operand gatherRows(Operand shard, std::int64_t tokens, std::int64_t cols) {
+    return gatherRows(shard, tokens, cols, shape_.dtype);
+  }
+  Operand gatherRows(Operand shard, std::int64_t tokens, std::int64_t cols, DType wire) {
     if (!shape_.sequence_parallel) return shard;
     const Operand full = work(tokens * cols);
-    comm(CommKind::AllGather, tokens * cols, shape_.dtype, shard, full);
+    comm(CommKind::AllGather, tokens * cols, wire, shard, full);
     return full;
   }
   Operand gatherRows(Operand shard) { return gatherRows(shard, shape_.tokens, shape_.model->d_model); }
@@ -98,9 +107,11 @@ class Builder {
  private:
   // 8-bit products, as Transformer Engine does them: the activation (backward: the gradient) is read in 16
   // bits and written as an 8-bit copy and its transpose, which the weight gradient uses: the traffic of a
-  // 16-bit copy. Weights keep 8-bit copies, made by the optimizer.
+  // 16-bit copy. What is quantised already is not copied again: a norm writes 8-bit rows itself, and gathers
+  // move 8-bit rows. Weights are 8-bit, written by the optimizer.
   void quantise(OpCall& product) {
     product.op.dtype = DType::F8;
+    if (quantised_) return;
     const auto& d = product.op.dim;
     const bool forward =
         product.op.kind == OpKind::LinearForward || product.op.kind == OpKind::GroupedForward;
@@ -120,6 +131,7 @@ class Builder {
 
   std::vector<Piece>& pieces_;
   std::vector<std::int32_t> after_;
+  bool quantised_ = false;
   Bytes used_ = 0, high_ = 0;
 };
 
@@ -163,7 +175,7 @@ class BackwardBuilder {
   Operand gatherKept(Operand shard, std::int64_t tokens, std::int64_t cols) {
     if (!shape_.sequence_parallel) return shard;
     const Operand full = kept(tokens * cols);
-    input.comm(CommKind::AllGather, tokens * cols, shape_.dtype, shard, full);
+    input.comm(CommKind::AllGather, tokens * cols, shape_.productType(), shard, full);
     return full;
   }
   // Scratch of a half is free again.

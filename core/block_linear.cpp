@@ -21,12 +21,13 @@ bool decomposed(const BlockShape& s) {
 template <typename Product>
 void ringGather(Builder& b, const BlockShape& s, Operand shard, std::int64_t elements,
                 const Product& product) {
+  const DType wire = s.productType();
   const Operand buffers[2] = {b.work(elements), b.work(elements)};
   Operand here = shard;
   for (std::int64_t part = 0; part < s.tp; ++part) {
     std::int32_t arrives = -1;
     const Operand next = buffers[part % 2];
-    if (part + 1 < s.tp) arrives = b.commBeside(CommKind::Shift, elements, s.dtype, here, next);
+    if (part + 1 < s.tp) arrives = b.commBeside(CommKind::Shift, elements, wire, here, next);
     product(part, here);
     if (arrives >= 0) b.waitFor(arrives);
     here = next;
@@ -38,13 +39,15 @@ void ringGather(Builder& b, const BlockShape& s, Operand shard, std::int64_t ele
 void columnForward(Builder& f, const BlockShape& s, Operand out, Operand x, Operand w, Operand bias,
                    std::int64_t o, std::int64_t i) {
   const Bytes mark = f.mark();
+  f.quantised(true);  // x is a norm's result
   if (decomposed(s)) {
     ringGather(f, s, x, s.rows * i, [&](std::int64_t part, Operand shard) {
       f.op(OpKind::LinearForward, {s.rows, o, i}, {behind(out, part * s.rows * o, s.dtype), shard, w, bias});
     });
   } else {
-    f.op(OpKind::LinearForward, {s.tokens, o, i}, {out, f.gatherRows(x, s.tokens, i), w, bias});
+    f.op(OpKind::LinearForward, {s.tokens, o, i}, {out, f.gatherRows(x, s.tokens, i, s.productType()), w, bias});
   }
+  f.quantised(false);
   f.release(mark);
 }
 
@@ -56,7 +59,7 @@ Operand columnBackward(BackwardBuilder& back, const BlockShape& s, Operand dout,
   };
   const auto input = [&](Operand dx) { b.op(OpKind::LinearBackwardInput, {s.tokens, o, i}, {dx, dout, w}); };
   if (!s.tp_overlap || s.tp == 1 || s.split_backward) {
-    weight(back.weight().gatherRows(x, s.tokens, i));
+    weight(back.weight().gatherRows(x, s.tokens, i, s.productType()));
     const Operand dx = b.work(s.tokens * i);
     input(dx);
     return b.reduceRows(dx, s.tokens, i);
@@ -71,7 +74,7 @@ Operand columnBackward(BackwardBuilder& back, const BlockShape& s, Operand dout,
     return dx;
   }
   const Operand full = b.work(count), shard = b.work(s.rows * i);
-  const std::int32_t gathered = b.commBeside(CommKind::AllGather, count, s.dtype, x, full);
+  const std::int32_t gathered = b.commBeside(CommKind::AllGather, count, s.productType(), x, full);
   input(dx);
   const std::int32_t summed = b.commBeside(CommKind::ReduceScatter, count, s.dtype, dx, shard);
   b.waitFor(gathered);
@@ -106,9 +109,12 @@ Operand rowForward(Builder& f, const BlockShape& s, Operand x, Operand w, std::i
 void rowBackward(BackwardBuilder& back, const BlockShape& s, Operand dx, Operand dout, Operand x, Operand w,
                  Operand dw, std::int64_t o, std::int64_t i) {
   Builder& b = back.input;
+  b.quantiseRows(s.rows * o, dout);
+  b.quantised(true);
   if (!decomposed(s)) {
     const Operand full = back.gatherKept(dout, s.tokens, o);
     b.op(OpKind::LinearBackwardInput, {s.tokens, o, i}, {dx, full, w});
+    b.quantised(false);
     back.weight().op(OpKind::LinearBackwardWeight, {s.tokens, o, i, back.acc}, {dw, {}, full, x});
     return;
   }
@@ -118,11 +124,12 @@ void rowBackward(BackwardBuilder& back, const BlockShape& s, Operand dx, Operand
   for (std::int64_t part = 0; part < s.tp; ++part) {
     const Operand next = behind(full, part * s.rows * o, s.dtype);
     std::int32_t arrives = -1;
-    if (part + 1 < s.tp) arrives = b.commBeside(CommKind::Shift, s.rows * o, s.dtype, here, next);
+    if (part + 1 < s.tp) arrives = b.commBeside(CommKind::Shift, s.rows * o, s.productType(), here, next);
     b.op(OpKind::LinearBackwardInput, {s.rows, o, i}, {behind(dx, part * s.rows * i, s.dtype), here, w});
     if (arrives >= 0) b.waitFor(arrives);
     here = next;
   }
+  b.quantised(false);
   back.weight().op(OpKind::LinearBackwardWeight, {s.tokens, o, i, back.acc}, {dw, {}, full, x});
 }
 

@@ -82,12 +82,13 @@ struct BlockShape {
   bool split_backward = false;
   DType dtype = DType::F32;  // activations and weights
   DType grads = DType::F32;  // parameter gradients
-  bool fp8 = false;          // linear layers multiply 8-bit copies of their operands
+  bool fp8 = false;          // linear layers multiply 8-bit operands
   AttentionKernel attention = AttentionKernel::Flash;
   Pointwise pointwise = Pointwise::Fused;
   bool gather_logits = false;
   std::int64_t loss_rows = 0;  // rows of logits at a time
   double loss_scale = 1;       // 1 / tokens of the global batch
+  DType productType() const { return fp8 ? DType::F8 : dtype; }  // of what linear layers multiply
   std::int64_t vocab_rows() const { return ceilDiv(model->vocab, tp); }
   std::int64_t stream_rows() const { return rows + decoder_rows; }
 };

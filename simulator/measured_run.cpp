@@ -202,7 +202,7 @@ void readPlan(Row& row, MeasuredRun& run) {
     p.attention = AttentionKernel::Flash1;
     // mosaicml/llm-foundry@12a6319 scripts/train/benchmarking/submit_benchmarks.py: attn_impl triton.
     if (mpt) row.note("Triton FlashAttention 1, the source's default");
-  } else if (hasAny(attention, {"v2"}) || nanotron) {
+  } else if (hasAny(attention, {"v2"}) || nanotron || hasAny(notes, {"nvte_fused_attn=0"})) {
     p.attention = AttentionKernel::Flash2;
   } else if (!attention.starts_with("yes")) {
     if (attention.empty()) row.skip("'flash_attention' is empty");
@@ -237,7 +237,9 @@ void readPlan(Row& row, MeasuredRun& run) {
     row.note("DeepSpeed gathers without prefetch");
   }
   p.overlap_grad = hasAny(attention, {"te"}) || p.zero >= 2;
-  p.tp_overlap = p.tp > 1 && hasAny(notes, {"tp overlap on", "tp comm overlap", "userbuffers"}) &&
+  // NVIDIA/NeMo@023dfbe recipes, performance mode: tp_comm_overlap=True.
+  const bool recipe = hasAny(source, {"dgxc-benchmarking"}) && hasAny(attention, {"te"});
+  p.tp_overlap = p.tp > 1 && (recipe || hasAny(notes, {"tp overlap on", "tp comm overlap", "userbuffers"})) &&
                  !hasAny(notes, {"tp overlap off"});
   if (hasAny(notes, {"not overlapped", "overlaps off", "overlaps disabled"})) p.overlap_grad = false;
   if (hasAny(notes,

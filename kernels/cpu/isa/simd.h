@@ -16,6 +16,7 @@ inline constexpr int kWidth = 8;
 #endif
 typedef float Vec __attribute__((vector_size(kWidth * 4)));
 typedef std::int32_t VecI __attribute__((vector_size(kWidth * 4)));
+typedef std::uint32_t VecU __attribute__((vector_size(kWidth * 4)));
 
 #define BMT_INLINE static inline __attribute__((always_inline))
 
@@ -96,7 +97,7 @@ BMT_INLINE Vec expOf(Vec x) {
   p = p * r + 1.0f;
   // 2^n from the integer's bits, moved to the exponent. Multiplied, not added to the bits of p, so that NaN
   // stays NaN.
-  const Vec result = p * (Vec)(((VecI)shifted << 23) + 0x3f800000);
+  const Vec result = p * (Vec)(((VecU)shifted << 23) + 0x3f800000u);
   return underflow ? Vec{} : result;
 }
 
