@@ -44,13 +44,14 @@ void RankLowerer::placeBlocks() {
 void RankLowerer::cutBuckets(std::vector<Placed>& blocks) {
   std::vector<std::size_t> starts;  // first block of every bucket, descending
   std::int64_t elements = 0;
+  const bool whole = reducesAfterSend(blocks.front().chunk);
   for (std::size_t i = blocks.size(); i-- > 0;) {
     elements += blocks[i].block->elements;
     const bool waits = tiedAcrossStages() && blocks[i].kind != BlockKind::Layer;
     const bool before_waiting = tiedAcrossStages() && i > 0 && blocks[i - 1].kind == BlockKind::Embedding;
     // ZeRO 2: the head's gradients are done in the forward slot. ZeRO 3: blocks are gathered one by one.
     const bool alone = zero_ == 3 || (zero_ == 2 && blocks[i].kind == BlockKind::Head);
-    if (i == 0 || waits || before_waiting || alone || stateBytes(elements) >= plan_.bucket) {
+    if (i == 0 || waits || before_waiting || alone || (!whole && stateBytes(elements) >= plan_.bucket)) {
       starts.push_back(i);
       elements = 0;
     }

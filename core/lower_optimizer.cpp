@@ -10,22 +10,24 @@ void RankLowerer::blockDone(const Slot& slot, const std::vector<Placed>& blocks,
   const Placed& placed = blocks[i];
   reduceReplicated(slot, placed);
   if (placed.kind == BlockKind::Embedding && tiedOnRank() && last) addTiedGradient(slot, placed);
-  if (placed.expert_bucket >= 0) {
-    if (plan_.overlap_grad) {
-      reduceBucket(placed.expert_bucket, slot);
+  const bool after_send = reducesAfterSend(placed.chunk);
+  const auto reduce = [&](std::int32_t bucket, bool now) {
+    if (now && !after_send) {
+      reduceBucket(bucket, slot);
     } else {
-      late_buckets_.emplace_back(placed.expert_bucket, slot);
+      (now ? after_send_ : late_buckets_).emplace_back(bucket, slot);
     }
-  }
+  };
+  if (placed.expert_bucket >= 0) reduce(placed.expert_bucket, plan_.overlap_grad);
   const bool closes = i == 0 || blocks[i - 1].bucket != placed.bucket;
   if (!closes) return;
   const bool waits = tiedAcrossStages() && placed.kind != BlockKind::Layer;
-  if (plan_.overlap_grad && !waits) {
-    reduceBucket(placed.bucket, slot);
-  } else {
-    late_buckets_.emplace_back(placed.bucket, slot);
-  }
+  reduce(placed.bucket, plan_.overlap_grad && !waits);
   if (waits) tied_block_ = placed;
+}
+
+void RankLowerer::reduceAfterSend() {
+  for (const auto& [bucket, at] : std::exchange(after_send_, {})) reduceBucket(bucket, at);
 }
 
 Comm RankLowerer::dataComm(CommKind kind, GroupKind group, std::uint64_t seq, std::int64_t count, Arg src,

@@ -302,6 +302,15 @@ class RankLowerer {
   void reduceReplicated(const Slot& slot, const Placed& placed);
   void addTiedGradient(const Slot& slot, const Placed& placed);
   void reduceBucket(std::int32_t index, const Slot& slot);
+  // Overlapped reductions start bucket by bucket only in virtual stage 0. Behind it the next stage waits for
+  // the gradient of the chunk's input, and communication posts in the order of issue (R4): buckets that queue
+  // on the data lane would hold that message back, stage after stage. So such a chunk is one bucket, reduced
+  // once its message is on its way, in time that the pipeline drains anyway (Megatron-LM, too, switches
+  // bucketing off there).
+  bool reducesAfterSend(std::int32_t chunk) const {
+    return plan_.overlap_grad && zero_ < 2 && !firstStage(chunk);
+  }
+  void reduceAfterSend();
   // Ranks that sum a bucket's gradients, and this rank's place among them.
   std::int32_t bucketRanks(const GradBucket& bucket) const {
     return bucket.expert ? plan_.expertDataRanks() : plan_.dataRanks();
@@ -365,7 +374,7 @@ class RankLowerer {
   std::vector<std::vector<Placed>> blocks_;                              // [chunk]
   std::map<std::pair<std::int32_t, std::int32_t>, InFlight> in_flight_;  // (chunk, micro-batch)
   std::map<std::int32_t, TaskId> replicated_;  // bucket -> last sum of replicated gradients
-  std::vector<std::pair<std::int32_t, Slot>> late_buckets_;
+  std::vector<std::pair<std::int32_t, Slot>> late_buckets_, after_send_;
   std::vector<TaskId> data_tasks_;
   std::map<std::int32_t, BufferId> gradients_of_;                 // bucket -> this micro-batch's
   std::map<std::int32_t, std::pair<BufferId, TaskId>> gathered_;  // bucket -> its parameters

@@ -266,6 +266,7 @@ void RankLowerer::backwardSlot(const Slot& slot) {
     }
   }
   if (!firstStage(slot.chunk)) handOver(slot, false, virtualStage(slot.chunk) - 1, flight.grads.front());
+  reduceAfterSend();
   if (!split_) in_flight_.erase({slot.chunk, slot.microbatch});
 }
 
@@ -287,6 +288,7 @@ void RankLowerer::weightSlot(const Slot& slot) {
     }
     blockDone(slot, blocks, i);
   }
+  reduceAfterSend();
   in_flight_.erase({slot.chunk, slot.microbatch});
 }
 
