@@ -64,11 +64,12 @@ void sweep() {
   options.global_batch = 1536;
   options.precision = DType::BF16;
   options.jobs = 1;
-  const std::vector<Plan> all = sim::enumeratePlans(model, cluster, options);
+  const sim::PlanSpace all(model, cluster, options);
   Timer timer;
   std::vector<Plan> legal;
-  for (const Plan& plan : all) {
-    if (validatePlan(model, cluster, plan).empty()) legal.push_back(plan);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    Plan plan = all.at(i);
+    if (validatePlan(model, cluster, plan).empty()) legal.push_back(std::move(plan));
   }
   const double checking = timer.lap();
   sim::Bounds bounds(model, cluster, profile);

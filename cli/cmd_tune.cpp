@@ -6,6 +6,7 @@
 
 #include "cli/command.h"
 #include "core/json.h"
+#include "simulator/goodput.h"
 #include "simulator/search.h"
 
 namespace bmt::cli {
@@ -16,6 +17,8 @@ struct Options {
                                        precision, limit, require;
   std::vector<std::int64_t> micro_batches;
   std::int64_t seq = 0, global_batch = 0, loss_chunk = 0;
+  double tokens = 0;  // of the training run, for days and cost; 0 = not asked for
+  sim::FailureModel failures;
   std::size_t top = 10;
   bool dry_run = false, pareto = false;
 };
@@ -25,10 +28,11 @@ sim::SearchOptions searchOptions(const Globals& globals, const Options& o, const
     throw Error(
         ErrorKind::BadInput,
         fmt::format("--strategy {} is not supported by this version; supported: exhaustive", o.strategy));
-  if (o.objective != "throughput" && o.objective != "memory")
+  if ((o.objective == "time" || o.objective == "cost") && !(o.tokens > 0))
     throw Error(ErrorKind::BadInput,
-                fmt::format("--objective {} is not supported by this version; supported: throughput, memory",
-                            o.objective));
+                fmt::format("--objective {} needs --tokens, the length of the training run", o.objective));
+  if (o.objective == "cost" && !(o.failures.price_per_device_h > 0))
+    throw Error(ErrorKind::BadInput, "--objective cost needs --price, of one device-hour");
   sim::SearchOptions s;
   s.global_batch = o.global_batch;
   s.micro_batches = o.micro_batches;
@@ -36,7 +40,8 @@ sim::SearchOptions searchOptions(const Globals& globals, const Options& o, const
   s.hybrid_only = o.require == "hybrid";
   s.by_memory = o.objective == "memory";
   s.jobs = globals.jobs;
-  s.top = o.csv.empty() ? o.top : 0;  // a file of all plans needs all of them
+  s.top = o.top;
+  s.pareto = o.pareto;
   if (!o.limit.empty()) {
     if (!o.limit.starts_with("memory="))
       throw Error(ErrorKind::BadInput,
@@ -70,16 +75,48 @@ std::string csv(const sim::SearchResult& result) {
   return text;
 }
 
-Json entry(const Plan& plan, const sim::Report& r) {
-  return {{"plan", planToText(plan)},
-          {"step_time_s", r.step_time_s},
-          {"tokens_per_s", r.tokens_per_s},
-          {"tokens_per_s_per_device", r.tokens_per_s_per_device},
-          {"mfu", r.mfu},
-          {"bubble_fraction", r.shares.bubble},
-          {"exposed_comm_fraction", r.shares.exposed},
-          {"peak_memory_bytes", r.peak_memory}};
-}
+// What a training run costs with a plan. On one cluster the device-hours grow with the time, and the time
+// with the step, so the plan that is best by throughput is best by time and by cost.
+struct Listing {
+  const ModelSpec& model;
+  const ClusterSpec& cluster;
+  const Options& options;
+
+  sim::TrainingRun training(const Plan& plan, const sim::Report& r) const {
+    return sim::trainingRun(model, cluster, plan, r.step_time_s, options.tokens, options.failures);
+  }
+
+  Json entry(const Plan& plan, const sim::Report& r) const {
+    Json json{{"plan", planToText(plan)},
+              {"step_time_s", r.step_time_s},
+              {"tokens_per_s", r.tokens_per_s},
+              {"tokens_per_s_per_device", r.tokens_per_s_per_device},
+              {"mfu", r.mfu},
+              {"bubble_fraction", r.shares.bubble},
+              {"exposed_comm_fraction", r.shares.exposed},
+              {"peak_memory_bytes", r.peak_memory}};
+    if (options.tokens > 0) {
+      const sim::TrainingRun run = training(plan, r);
+      json["days"] = run.days;
+      json["goodput"] = run.goodput;
+      if (run.cost > 0) json["cost"] = run.cost;
+    }
+    return json;
+  }
+
+  // Columns behind the memory, and their heads.
+  std::string columns(const Plan& plan, const sim::Report& r) const {
+    if (!(options.tokens > 0)) return "";
+    const sim::TrainingRun run = training(plan, r);
+    return run.cost > 0 ? fmt::format(" {:>9.1f} {:>12.0f}", run.days, run.cost)
+                        : fmt::format(" {:>9.1f}", run.days);
+  }
+  std::string heads() const {
+    if (!(options.tokens > 0)) return "";
+    return options.failures.price_per_device_h > 0 ? fmt::format(" {:>9} {:>12}", "days", "cost")
+                                                   : fmt::format(" {:>9}", "days");
+  }
+};
 
 int run(const Globals& globals, const Options& o) {
   ModelSpec model = loadModel(o.model);
@@ -88,15 +125,12 @@ int run(const Globals& globals, const Options& o) {
   const trace::CostProfile profile = sim::chooseProfile(cluster, o.profile);
   sim::SearchOptions options = searchOptions(globals, o, cluster);
   if (o.dry_run) {
-    const auto plans = sim::enumeratePlans(model, cluster, options);
-    const auto legal = std::count_if(plans.begin(), plans.end(), [&](const Plan& plan) {
-      return validatePlan(model, cluster, plan).empty();
-    });
+    const std::size_t size = sim::PlanSpace(model, cluster, options).size();
+    const std::int64_t legal = sim::countLegal(model, cluster, options);
     if (globals.json) {
-      fmt::print("{}\n",
-                 Json{{"schema", "bmtrain.tune/1"}, {"space_size", plans.size()}, {"legal", legal}}.dump(2));
+      fmt::print("{}\n", Json{{"schema", "bmtrain.tune/1"}, {"space_size", size}, {"legal", legal}}.dump(2));
     } else {
-      fmt::print("{} combinations, {} legal plans\n", plans.size(), legal);
+      fmt::print("{} combinations, {} legal plans\n", size, legal);
     }
     return 0;
   }
@@ -118,11 +152,13 @@ int run(const Globals& globals, const Options& o) {
   const sim::SearchResult result = sim::search(model, cluster, profile, options);
   if (terminal && options.progress) fmt::print(stderr, "\r{:70}\r", "");
   if (!o.csv.empty()) writeFileAtomically(o.csv, csv(result));
-  const std::size_t shown = std::min(o.top, result.plans.size());
+  const Listing listing{model, cluster, o};
+  const std::size_t shown = o.top > 0 ? std::min(o.top, result.plans.size()) : result.plans.size();
   if (globals.json) {
     Json json{{"schema", "bmtrain.tune/1"},
               {"strategy", o.strategy},
               {"space_size", result.space_size},
+              {"legal", result.legal},
               {"evaluated", result.evaluated},
               {"feasible", result.feasible},
               {"rejected", Json::object()},
@@ -131,25 +167,26 @@ int run(const Globals& globals, const Options& o) {
               {"best", Json::array()}};
     for (const auto& [reason, count] : result.rejected) json["rejected"][reason] = count;
     for (std::size_t i = 0; i < shown; ++i)
-      json["best"].push_back(entry(result.plans[i].first, result.plans[i].second));
+      json["best"].push_back(listing.entry(result.plans[i].first, result.plans[i].second));
     json["pareto"] = Json::array();
     for (const std::size_t i : result.pareto)
-      json["pareto"].push_back(entry(result.plans[i].first, result.plans[i].second));
+      json["pareto"].push_back(listing.entry(result.plans[i].first, result.plans[i].second));
     fmt::print("{}\n", json.dump(2));
   } else {
     fmt::print(
-        "{} on {}: {} combinations, {} simulated, {} feasible, {:.1f} s; predicted with profile {} ({})\n",
-        model.name, cluster.name, result.space_size, result.evaluated, result.feasible, result.wall_s,
+        "{} on {}: {} combinations, {} legal, {} simulated, {:.1f} s; predicted with profile {} ({})\n",
+        model.name, cluster.name, result.space_size, result.legal, result.evaluated, result.wall_s,
         profile.name, profile.measured ? "measured" : "assumed");
-    for (const auto& [reason, count] : result.rejected) fmt::print("  rejected {:>6}  {}\n", count, reason);
+    for (const auto& [reason, count] : result.rejected) fmt::print("  rejected {:>8}  {}\n", count, reason);
     if (shown > 0)
-      fmt::print("{:>4} {:>10} {:>10} {:>7} {:>7} {:>8} {:>10}  plan\n", "rank", "step", "tokens/s", "MFU %",
-                 "bubble", "exposed", "memory");
+      fmt::print("{:>4} {:>10} {:>10} {:>7} {:>7} {:>8} {:>10}{}  plan\n", "rank", "step", "tokens/s",
+                 "MFU %", "bubble", "exposed", "memory", listing.heads());
     for (std::size_t i = 0; i < shown; ++i) {
       const sim::Report& r = result.plans[i].second;
-      fmt::print("{:>4} {:>10} {:>10.0f} {:>7.1f} {:>6.1f}% {:>7.1f}% {:>10}  {}\n", i + 1,
+      fmt::print("{:>4} {:>10} {:>10.0f} {:>7.1f} {:>6.1f}% {:>7.1f}% {:>10}{}  {}\n", i + 1,
                  formatDuration(r.step_time_s), r.tokens_per_s, 100 * r.mfu, 100 * r.shares.bubble,
-                 100 * r.shares.exposed, formatBytes(r.peak_memory), planToText(result.plans[i].first));
+                 100 * r.shares.exposed, formatBytes(r.peak_memory),
+                 listing.columns(result.plans[i].first, r), planToText(result.plans[i].first));
     }
     if (o.pareto) {
       fmt::print("no other plan is both faster and smaller than these:\n");
@@ -187,12 +224,21 @@ void addTune(CLI::App& app, const Globals& globals, Action& action) {
   command->add_option("--precision", o->precision, "fp32, bf16, fp16; default: what the device is made for");
   command->add_option("--profile", o->profile, "Cost profile; default: this machine's, or the device's");
   command->add_option("--strategy", o->strategy, "exhaustive")->capture_default_str();
-  command->add_option("--objective", o->objective, "throughput or memory")->capture_default_str();
+  command
+      ->add_option("--objective", o->objective,
+                   "time and cost need --tokens, and order plans as throughput does")
+      ->check(CLI::IsMember({"throughput", "memory", "time", "cost"}))
+      ->capture_default_str();
+  command->add_option("--tokens", o->tokens, "Training tokens: also list days, with failures, and cost")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--price", o->failures.price_per_device_h, "Price of one device-hour")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--require", o->require, "hybrid: more than one of dp, tp, pp above 1")
       ->check(CLI::IsMember({"hybrid"}));
   command->add_option("--limit", o->limit, "memory=SHARE of each device that a plan may use");
-  command->add_option("--top", o->top, "Plans to list")->capture_default_str();
-  command->add_option("--csv", o->csv, "Write all feasible plans");
+  command->add_option("--top", o->top, "Plans to list, exactly; 0 = simulate all that may fit")
+      ->capture_default_str();
+  command->add_option("--csv", o->csv, "Write the plans that were simulated and fit");
   command->add_option("--plan-out", o->plan_out, "Write the best plan");
   command->add_flag("--pareto", o->pareto, "Also list the front of step time and peak memory");
   command->add_flag("--dry-run", o->dry_run, "Only count the space");

@@ -45,7 +45,8 @@ void columnForward(Builder& f, const BlockShape& s, Operand out, Operand x, Oper
       f.op(OpKind::LinearForward, {s.rows, o, i}, {behind(out, part * s.rows * o, s.dtype), shard, w, bias});
     });
   } else {
-    f.op(OpKind::LinearForward, {s.tokens, o, i}, {out, f.gatherRows(x, s.tokens, i, s.productType()), w, bias});
+    f.op(OpKind::LinearForward, {s.tokens, o, i},
+         {out, f.gatherRows(x, s.tokens, i, s.productType()), w, bias});
   }
   f.quantised(false);
   f.release(mark);

@@ -86,8 +86,8 @@ struct BlockShape {
   AttentionKernel attention = AttentionKernel::Flash;
   Pointwise pointwise = Pointwise::Fused;
   bool gather_logits = false;
-  std::int64_t loss_rows = 0;  // rows of logits at a time
-  double loss_scale = 1;       // 1 / tokens of the global batch
+  std::int64_t loss_rows = 0;                                    // rows of logits at a time
+  double loss_scale = 1;                                         // 1 / tokens of the global batch
   DType productType() const { return fp8 ? DType::F8 : dtype; }  // of what linear layers multiply
   std::int64_t vocab_rows() const { return ceilDiv(model->vocab, tp); }
   std::int64_t stream_rows() const { return rows + decoder_rows; }

@@ -20,13 +20,23 @@ std::int64_t inFlight(const Plan& plan, std::int32_t r) {
       return m * v;
     case ScheduleKind::Interleaved:
       return std::min(m * v, 2 * (p - 1 - r) + (v - 1) * p + 1);
-    case ScheduleKind::OneFOneB:
-    case ScheduleKind::ZbH1:
-    case ScheduleKind::ZbH2:
-      return std::min(m, p - r);
     default:
-      return 1;
+      return std::min(m, p - r);
   }
+}
+
+// Of schedules without a closed form for every rank: the most chunks between F and W in each stage's order.
+std::vector<std::int64_t> mostHeld(const Plan& plan) {
+  const Schedule schedule = makeSchedule(plan);
+  std::vector<std::int64_t> most(schedule.stages.size());
+  for (std::size_t stage = 0; stage < most.size(); ++stage) {
+    std::int64_t held = 0;
+    for (const Slot& slot : schedule.stages[stage]) {
+      if (slot.phase == Phase::F) most[stage] = std::max(most[stage], ++held);
+      if (slot.phase == (schedule.split_backward ? Phase::W : Phase::B)) --held;
+    }
+  }
+  return most;
 }
 
 bool drainsBackward(ScheduleKind kind) {
@@ -78,9 +88,11 @@ void Bounds::time(Parts& parts, const Plan& plan) const {
     one.layers_per_stage.clear();
     one.batch_shares.clear();
     one.zero = one.shard = 0;
-    // Policies that treat layers unlike: at least the time without any.
-    if (one.recompute != Recompute::Full && one.recompute != Recompute::Selective)
-      one.recompute = Recompute::None;
+    // In segments, too, every layer is computed again. A list treats layers unlike: at least the time
+    // without.
+    if (one.recompute == Recompute::Every || one.recompute == Recompute::Sqrt)
+      one.recompute = Recompute::Full;
+    if (one.recompute == Recompute::List) one.recompute = Recompute::None;
     one.recompute_every = 0;
     one.recompute_layers.clear();
     const std::int32_t others = one.tp * one.cp * pp;
@@ -132,10 +144,26 @@ const Bounds::Parts& Bounds::partsOf(const Plan& plan) {
   key.zero = key.shard = 0;
   key.bucket = defaults.bucket;
   key.overlap_grad = defaults.overlap_grad;
-  for (auto known = parts_.rbegin(); known != parts_.rend(); ++known) {  // neighbours in a sweep share parts
-    if (known->first == key) return known->second;
+  key.overlap_param = false;
+  auto& list = parts_[keyOf(key)];
+  for (const auto& known : list) {
+    if (known.first == key) return known.second;
   }
-  return parts_.emplace_back(key, measure(plan)).second;
+  return list.emplace_back(key, measure(plan)).second;
+}
+
+Bounds::Key Bounds::keyOf(const Plan& p) {
+  const std::uint32_t flags = (p.sequence_parallel ? 1U : 0U) | (p.tp_overlap ? 2U : 0U) |
+                              (splitsBackward(p) ? 4U : 0U) | (static_cast<std::uint32_t>(p.recompute) << 3);
+  return {p.tp, p.cp, p.ep, p.micro_batch, p.loss_chunk, p.recompute_every, flags};
+}
+
+std::int64_t Bounds::chunksInFlight(const Plan& plan, std::int32_t r) {
+  if (!splitsBackward(plan)) return inFlight(plan, r);
+  const auto [entry, inserted] = held_.try_emplace(
+      std::tuple(plan.schedule, plan.pp, plan.chunks, plan.numMicrobatches()), std::vector<std::int64_t>{});
+  if (inserted) entry->second = mostHeld(plan);
+  return entry->second[static_cast<std::size_t>(r)];
 }
 
 Bytes Bounds::memory(const Plan& plan) {
@@ -167,7 +195,7 @@ Bytes Bounds::memory(const Plan& plan) {
     }
     // All but one of the chunks in flight keep everything; the layer that runs may have given up a part of
     // the last.
-    const std::int64_t chunks = inFlight(plan, r);
+    const std::int64_t chunks = chunksInFlight(plan, r);
     const Bytes kept = least * parts.layer_saved + std::max<std::int64_t>(0, least - 1) * parts.kept_stream;
     worst = std::max(worst, static_cast<Bytes>(elements * per_element) + chunks * kept);
   }

@@ -9,6 +9,8 @@
 //           F and B are the costs of the rank's chunks alone, blocking tensor collectives included.
 #pragma once
 
+#include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -48,8 +50,15 @@ class Bounds {
   const ModelSpec& model_;
   const ClusterSpec& cluster_;
   const trace::CostProfile& profile_;
-  std::vector<std::pair<Plan, Parts>>
-      parts_;  // by what is left of a plan when those differences are taken out
+  // By what is left of a plan when those differences are taken out: sharding and batch of a micro-batch,
+  // policies.
+  using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int64_t, std::int64_t, std::int32_t,
+                         std::uint32_t>;
+  static Key keyOf(const Plan& plan);
+  std::int64_t chunksInFlight(const Plan& plan, std::int32_t r);
+  std::map<std::tuple<ScheduleKind, std::int32_t, std::int32_t, std::int64_t>, std::vector<std::int64_t>>
+      held_;
+  std::map<Key, std::vector<std::pair<Plan, Parts>>> parts_;  // several where plans differ in rarer fields
 };
 
 }  // namespace bmt::sim

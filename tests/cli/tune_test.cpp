@@ -52,6 +52,22 @@ TEST(Tune, FilesHoldWhatIsListed) {
       << first.substr(0, 200);
 }
 
+TEST(Tune, DaysAndCostOfATrainingRun) {
+  const test::ProgramResult run = tune({"--objective", "cost", "--tokens", "1e12", "--price", "2.5"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json json = parseJson(run.out, "tune");
+  double before = 0;
+  for (const Json& entry : json["best"]) {
+    const double days = entry["days"].get<double>();
+    EXPECT_GE(days, before);
+    EXPECT_NEAR(entry["cost"].get<double>(), days * 24 * 8 * 2.5, 1e-6 * days * 480);
+    EXPECT_GE(days, 1e12 / entry["tokens_per_s"].get<double>() / 86400);
+    before = days;
+  }
+  EXPECT_EQ(tune({"--objective", "cost", "--tokens", "1e12"}).exit_code, 2);
+  EXPECT_EQ(tune({"--objective", "time"}).exit_code, 2);
+}
+
 TEST(Tune, NothingFeasibleIsExitCodeThree) {
   const test::ProgramResult run =
       test::runBmtrain({"tune", "--model", "gpt3-175b", "--cluster", "dgx-a100-40g:1", "--global-batch", "8",

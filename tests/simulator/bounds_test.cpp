@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <tuple>
+
 #include "core/lower.h"
 #include "simulator/search.h"
 #include "tests/support/random_plan.h"
@@ -38,36 +41,71 @@ TEST_P(BoundsProperty, NeverExceedThePrediction) {
 
 INSTANTIATE_TEST_SUITE_P(Random, BoundsProperty, testing::Range(0U, 60U));
 
-TEST(Search, PruningLosesNoneOfTheBest) {
-  const ModelSpec model = loadModel("gpt2-1.5b");
-  const ClusterSpec cluster = loadCluster("dgx-v100-16g:1");
+// Small spaces of several models and clusters, everything simulated against what pruning leaves.
+class SearchProperty : public testing::TestWithParam<std::tuple<const char*, int, bool>> {};
+
+TEST_P(SearchProperty, PruningLosesNoneOfTheBest) {
+  const auto [name, devices, by_memory] = GetParam();
+  ModelSpec model = loadModel(name);
+  model.layers = std::min<std::int64_t>(model.layers, 4);
+  const ClusterSpec cluster = gpus(devices);
   const trace::CostProfile profile = chooseProfile(cluster, "");
   SearchOptions options;
-  options.global_batch = 32;
-  options.micro_batches = {1, 4};
-  options.precision = DType::F16;
-  for (const bool by_memory : {false, true}) {
-    options.by_memory = by_memory;
-    options.top = 0;
-    const SearchResult all = search(model, cluster, profile, options);
+  options.global_batch = 16;
+  options.micro_batches = {2};
+  options.precision = DType::BF16;
+  options.memory_limit = 0.3;
+  options.by_memory = by_memory;
+  const SearchResult all = search(model, cluster, profile, options);
+  for (const bool pareto : {false, true}) {
     options.top = 5;
+    options.pareto = pareto;
     const SearchResult pruned = search(model, cluster, profile, options);
+    EXPECT_EQ(pruned.space_size, all.space_size);
+    EXPECT_EQ(pruned.legal, all.legal);
     EXPECT_LT(pruned.evaluated, all.evaluated);
     ASSERT_GE(pruned.plans.size(), 5U);
     for (std::size_t i = 0; i < 5; ++i) {
       EXPECT_EQ(planToText(pruned.plans[i].first), planToText(all.plans[i].first));
       EXPECT_EQ(pruned.plans[i].second.step_time_s, all.plans[i].second.step_time_s);
     }
+    std::int64_t rejected = 0;
+    for (const auto& [reason, count] : pruned.rejected) rejected += count;
+    EXPECT_EQ(pruned.feasible + rejected, pruned.space_size);
+    if (!pareto) continue;
     ASSERT_EQ(pruned.pareto.size(), all.pareto.size());
     for (std::size_t i = 0; i < all.pareto.size(); ++i) {
       const Report &a = pruned.plans[pruned.pareto[i]].second, &b = all.plans[all.pareto[i]].second;
       EXPECT_EQ(a.step_time_s, b.step_time_s);
       EXPECT_EQ(a.peak_memory, b.peak_memory);
     }
-    std::int64_t rejected = 0;
-    for (const auto& [reason, count] : pruned.rejected) rejected += count;
-    EXPECT_EQ(pruned.feasible + rejected, pruned.space_size);
   }
+}
+
+INSTANTIATE_TEST_SUITE_P(Spaces, SearchProperty,
+                         testing::Combine(testing::Values("gpt2-1.5b", "llama2-7b"), testing::Values(2, 4),
+                                          testing::Bool()));
+
+TEST(PlanSpace, NumbersEveryPlanOnce) {
+  const ModelSpec model = loadModel("mixtral-8x7b");
+  const ClusterSpec cluster = gpus(8);
+  SpaceOptions options;
+  options.global_batch = 8;
+  options.precision = DType::BF16;
+  const PlanSpace space(model, cluster, options);
+  std::set<std::string> texts;
+  std::size_t at = 0;
+  for (const PlanSpace::Run& run : space.runs()) {
+    EXPECT_EQ(run.begin, at);
+    for (at = run.begin; at < run.end; ++at) {
+      const Plan plan = space.at(at);
+      EXPECT_EQ(plan.numRanks(), 8);
+      EXPECT_EQ(plan.tp, space.at(run.begin).tp);
+      texts.insert(planToText(plan));
+    }
+  }
+  EXPECT_EQ(at, space.size());
+  EXPECT_EQ(texts.size(), space.size());
 }
 
 }  // namespace
